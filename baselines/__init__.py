@@ -1,0 +1,1 @@
+"""Baseline methods: one short file each, what it changes against GRPO."""

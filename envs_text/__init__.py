@@ -1,0 +1,1 @@
+"""Text environments; they register through entry points."""

@@ -1,0 +1,1 @@
+"""Vision environments; they register through entry points."""

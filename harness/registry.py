@@ -1,0 +1,56 @@
+"""Environments and methods register themselves through entry points, ours exactly as a third party's package does.
+
+In ``pyproject.toml``::
+
+    [project.entry-points."seed_harness.envs"]
+    "MyEnv-v1" = "my_package:MyEnv"
+
+    [project.entry-points."seed_harness.methods"]
+    my-method = "my_package:METHOD"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from harness.contracts import AgentEnv, HarnessError, unknown
+
+ENVS = "seed_harness.envs"
+METHODS = "seed_harness.methods"
+
+
+def registered(group: str) -> dict[str, EntryPoint]:
+    """Entry points of a group by name. Raises HarnessError when two packages claim one name."""
+    found: dict[str, EntryPoint] = {}
+    for point in sorted(entry_points(group=group), key=lambda p: (p.name, p.value)):
+        if point.name in found and found[point.name].value != point.value:
+            raise HarnessError(f"{point.name!r} is registered twice: {found[point.name].value} and {point.value}")
+        found[point.name] = point
+    return found
+
+
+def env_class(env_id: str) -> type[AgentEnv]:
+    """The class registered under an environment id."""
+    points = registered(ENVS)
+    if env_id not in points:
+        raise unknown("environment", env_id, points)
+    return load(points[env_id])  # type: ignore[no-any-return]
+
+
+def make_env(env_id: str, options: Mapping[str, Any] | None = None) -> AgentEnv:
+    """Build an environment from its id and constructor options; unknown options raise before anything is built."""
+    cls = env_class(env_id)
+    for name in options or {}:
+        if name not in cls.option_names:
+            raise unknown(f"option of {env_id}", name, cls.option_names)
+    return cls(**(options or {}))
+
+
+def load(point: EntryPoint) -> Any:
+    """Import what an entry point names; a broken registration is the user's error, in one line."""
+    try:
+        return point.load()
+    except (ImportError, AttributeError) as error:
+        raise HarnessError(f"cannot load {point.name!r} from {point.value!r}: {error}") from error
