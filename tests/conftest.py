@@ -1,0 +1,39 @@
+"""Fixtures: where the optional reference data lies. Tests that need it skip, with the reason, where it is absent."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Directory of real environment data: ``HARNESS_TEST_DATA`` or ``../shared/data``."""
+    path = Path(os.environ.get("HARNESS_TEST_DATA", ROOT.parent / "shared" / "data"))
+    if not path.is_dir():
+        pytest.skip(f"no reference data at {path} (set HARNESS_TEST_DATA)")
+    return path
+
+
+@pytest.fixture(scope="session")
+def golden(shared_data: Path) -> Callable[[str], Any]:
+    """Load golden values computed by the official code: ``golden("losses")``."""
+
+    def read(name: str) -> Any:
+        path = shared_data.parent / "golden" / f"{name}.json"
+        if not path.is_file():
+            pytest.skip(f"no golden values at {path}")
+        return json.loads(path.read_text())
+
+    return read
