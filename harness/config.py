@@ -39,14 +39,18 @@ class TrainConfig(Frozen):
     weight_decay: float = Field(0.01, ge=0)
     grad_clip: float = Field(1.0, gt=0)
     mini_batches: int = Field(1, ge=1, description="optimizer steps per update")
-    max_rows: int | None = Field(None, ge=1, description="train on at most this many step rows per update, drawn evenly")
+    max_rows: int | None = Field(
+        None, ge=1, description="train on at most this many step rows per update, drawn evenly"
+    )
     token_budget: int = Field(16384, ge=1, description="prompt + response tokens per micro-batch, padding included")
     clip: float = Field(0.2, gt=0)
     dual_clip: float = Field(3.0, gt=1, description="c: cap of the ratio for negative advantages")
     kl: float = Field(0.01, ge=0, description="beta_KL: weight of the k3 KL to the reference policy")
     entropy: float = Field(0.0, ge=0, description="weight of the entropy bonus (paper: none; code: 0.001)")
     invalid_action_penalty: float = Field(0.1, ge=0, description="subtracted from the score of an invalid step's row")
-    normalise: Literal["token", "episode"] = Field("token", description="average the policy loss over tokens or episodes first")
+    normalise: Literal["token", "episode"] = Field(
+        "token", description="average the policy loss over tokens or episodes first"
+    )
     gradient_checkpointing: bool = False
     checkpoint_every: int = Field(10, ge=1, description="updates between checkpoints; the last one is always written")
 
@@ -115,7 +119,9 @@ class EnvPlan(Frozen):
     stage1: dict[str, Any] = Field(default_factory=dict)
     analysis: dict[str, Any] = Field(default_factory=dict)
     eval: dict[str, Any] = Field(default_factory=dict)
-    methods: dict[str, dict[str, Any]] = Field(default_factory=dict, description="per method: overrides of these settings")
+    methods: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="per method: overrides of these settings"
+    )
 
 
 class Recipe(Frozen):
@@ -126,8 +132,10 @@ class Recipe(Frozen):
     policy: str = "tiny"
     teacher: str = "tiny-teacher"
     methods: list[str]
-    baselines: list[str] = Field(default_factory=list, description="policies evaluated without training: random, oracle, ...")
-    seeds: list[int] = [0]
+    baselines: list[str] = Field(
+        default_factory=list, description="policies evaluated without training: random, oracle, ..."
+    )
+    seeds: list[int] = Field(default_factory=lambda: [0])
     envs: list[EnvPlan]
     train: TrainConfig = TrainConfig()
     stage1: Stage1Config = Stage1Config()

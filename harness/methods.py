@@ -24,7 +24,8 @@ class Advantage(Frozen):
     """Group-relative advantage of an episode among the attempts at its task."""
 
     statistics: Literal["trajectory", "step"] = Field(
-        "trajectory", description="mean and std over the group's episodes (paper) or over all their steps (released code)"
+        "trajectory",
+        description="mean and std over the group's episodes (paper) or over all their steps (released code)",
     )
     divide_by_std: bool = Field(True, description="divide by the group's standard deviation")
     std: Literal["population", "sample"] = Field("population", description="population (paper) or sample (code) std")
@@ -37,13 +38,14 @@ class Teacher(Frozen):
     """Who re-scores the sampled actions, and what it sees that the student does not."""
 
     weights: Literal["update_start", "current", "start", "external"] = Field(
-        description="policy at the start of the update (code), being optimised (paper), at the start of RL, or another model"
+        description="policy at the update's start (code), being optimised (paper), at the start of RL, or another model"
     )
     context: Literal["plain", "own_skill", "shuffled_skill", "empty_skill"] = Field(
         description="ordinary prompt; skill of this very episode; skill of another episode (control); none (control)"
     )
     analyzer: Literal["update_start", "start"] = Field(
-        "update_start", description="whose weights write the skills: this update's (self-evolving) or the start's (frozen)"
+        "update_start",
+        description="whose weights write the skills: this update's (self-evolving) or the start's (frozen)",
     )
 
 
@@ -76,7 +78,9 @@ class Method(Frozen):
         if self.advantage is None and self.signal is None:
             raise ValueError("a method without advantage and without signal learns nothing")
         if self.signal and self.teacher and self.signal.kind == "gated_nll" and self.teacher.weights == "external":
-            raise ValueError("the gate compares one model with and without a skill; an external teacher needs reverse_kl")
+            raise ValueError(
+                "the gate compares one model with and without a skill; an external teacher needs reverse_kl"
+            )
         return self
 
     @property

@@ -1,0 +1,264 @@
+"""Environments step in worker processes; a crash costs the one episode that caused it, never the run."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing as mp
+import os
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from harness.contracts import AgentEnv, Image, Observation, Task
+from harness.registry import make_env
+
+NOTHING: Observation = {"text": "", "images": ()}
+
+
+@dataclass(frozen=True)
+class State:
+    """What an environment returned for one reset or step.
+
+    Attributes:
+        expert: The scripted expert's next action, where the pool was asked for it and the episode goes on.
+        error: Not empty when the environment raised or its worker died: one line that says what happened.
+    """
+
+    observation: Observation = field(default_factory=lambda: NOTHING)
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    valid: bool = True
+    success: bool = False
+    score: float = 0.0
+    admissible: tuple[str, ...] = ()
+    expert: str = ""
+    error: str = ""
+
+
+def _observe(env: AgentEnv, result: tuple[Any, ...], want_expert: bool) -> State:
+    """Pack what ``reset`` (2 values) or ``step`` (5 values) returned."""
+    observation, info = result[0], result[-1]
+    reward, terminated, truncated = result[1:4] if len(result) == 5 else (0.0, False, False)
+    over = terminated or truncated
+    return State(
+        observation=observation,
+        reward=float(reward),
+        terminated=bool(terminated),
+        truncated=bool(truncated),
+        valid=bool(info["valid"]),
+        success=bool(info["success"]),
+        score=float(info["score"]),
+        admissible=tuple(info["admissible"]),
+        expert=env.oracle() if want_expert and not over else "",
+    )
+
+
+class _ImageSender:
+    """Replaces pictures that the other side has already seen by their digest: equal states travel once."""
+
+    def __init__(self) -> None:
+        self.sent: set[bytes] = set()
+
+    def pack(self, state: State) -> tuple[State, list[tuple[bytes, Image | None]]]:
+        packed: list[tuple[bytes, Image | None]] = []
+        for image in state.observation["images"]:
+            key = hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16).digest() + bytes(
+                str(image.shape), "ascii"
+            )
+            packed.append((key, None if key in self.sent else image))
+            self.sent.add(key)
+        return replace(state, observation={"text": state.observation["text"], "images": ()}), packed
+
+
+def _worker(pipe: Connection, busy: Any, env_id: str, options: Mapping[str, Any], want_expert: bool) -> None:
+    """Serve resets and steps; ``busy`` names the slot being worked on, so that a crash can be blamed."""
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[variable] = "1"
+    envs: dict[int, AgentEnv] = {}
+    sender = _ImageSender()
+    try:
+        while True:
+            command, jobs = pipe.recv()
+            if command == "close":
+                return
+            if command == "forget":
+                sender = _ImageSender()
+                continue
+            for slot, payload in jobs:
+                busy.value = slot
+                try:
+                    if command == "reset":
+                        if slot not in envs:
+                            envs[slot] = make_env(env_id, options)
+                        state = _observe(envs[slot], envs[slot].reset(options={"task": payload}), want_expert)
+                    else:
+                        state = _observe(envs[slot], envs[slot].step(payload), want_expert)
+                except Exception as error:  # any third-party environment may fail in any way: the episode records it
+                    envs.pop(slot, None)
+                    where = traceback.extract_tb(error.__traceback__)[-1]
+                    state = State(error=f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})")
+                busy.value = -1
+                pipe.send((slot, *sender.pack(state)))
+    except (EOFError, KeyboardInterrupt, BrokenPipeError):
+        return
+    finally:
+        for env in envs.values():
+            env.close()
+
+
+@dataclass
+class _Worker:
+    process: Any
+    pipe: Connection
+    busy: Any
+    images: dict[bytes, Image] = field(default_factory=dict)
+
+
+class EnvPool:
+    """A pool of environment slots, spread over worker processes.
+
+    Slot s lives in worker ``s % workers``; which worker that is changes no result. If a worker dies or does not
+    answer within ``timeout`` seconds, the slot it was working on gets an error and every other slot of that worker is
+    rebuilt by replaying its actions.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        workers: int = 1,
+        want_expert: bool = False,
+        timeout: float = 120.0,
+    ) -> None:
+        self._args = (env_id, dict(options or {}), want_expert)
+        self._timeout = timeout
+        self._context = mp.get_context("spawn")
+        self._log: dict[int, tuple[Task, list[str]]] = {}
+        self._workers = [self._start() for _ in range(workers)]
+
+    def _start(self) -> _Worker:
+        ours, theirs = self._context.Pipe()
+        busy = self._context.Value("q", -1, lock=False)
+        process = self._context.Process(target=_worker, args=(theirs, busy, *self._args), daemon=True)
+        process.start()
+        theirs.close()
+        return _Worker(process, ours, busy)
+
+    def reset(self, tasks: Mapping[int, Task]) -> dict[int, State]:
+        """Start a task in each given slot."""
+        for slot, task in tasks.items():
+            self._log[slot] = (task, [])
+        return self._call("reset", tasks)
+
+    def step(self, actions: Mapping[int, str]) -> dict[int, State]:
+        """Take one action in each given slot."""
+        for slot, action in actions.items():
+            self._log[slot][1].append(action)
+        return self._call("step", actions)
+
+    def forget_images(self) -> None:
+        """Drop remembered pictures on both sides (between rollouts, so that memory stays flat)."""
+        for worker in self._workers:
+            worker.images.clear()
+            worker.pipe.send(("forget", []))
+
+    def _call(self, command: str, payloads: Mapping[int, Any]) -> dict[int, State]:
+        groups: dict[int, list[tuple[int, Any]]] = {}
+        for slot in sorted(payloads):
+            groups.setdefault(slot % len(self._workers), []).append((slot, payloads[slot]))
+        lost: dict[int, list[tuple[int, Any]]] = {}
+        for index, jobs in groups.items():
+            try:
+                self._workers[index].pipe.send((command, jobs))
+            except (BrokenPipeError, ConnectionResetError):
+                lost[index] = jobs
+        states: dict[int, State] = {}
+        for index, jobs in groups.items():
+            if index not in lost:
+                states |= self._receive(index, [slot for slot, _ in jobs])
+            states |= self._recover(index, [slot for slot, _ in jobs if slot not in states])
+        return states
+
+    def _receive(self, index: int, slots: Sequence[int]) -> dict[int, State]:
+        """Answers of one worker; fewer than asked for when it dies or hangs."""
+        worker, states = self._workers[index], {}
+        for _ in slots:
+            try:
+                if not worker.pipe.poll(self._timeout):
+                    break
+                slot, state, images = worker.pipe.recv()
+            except (EOFError, ConnectionResetError):
+                break
+            for key, image in images:
+                if image is not None:
+                    worker.images[key] = image
+            shown = tuple(worker.images[key] for key, _ in images)
+            states[slot] = replace(state, observation={"text": state.observation["text"], "images": shown})
+        return states
+
+    def _recover(self, index: int, missing: Sequence[int]) -> dict[int, State]:
+        """Restart a dead worker: blame the slot it was busy with, replay the others up to where they were."""
+        if not missing:
+            return {}
+        old = self._workers[index]
+        culprit = int(old.busy.value)
+        old.process.kill()
+        old.process.join()
+        culprit = culprit if culprit in missing else missing[0]
+        error = f"environment worker died or hung (exit code {old.process.exitcode})"
+        self._workers[index] = self._start()
+        self._log.pop(culprit, None)
+        states = {culprit: State(error=error)}
+        for slot in [s for s in sorted(self._log) if s % len(self._workers) == index]:
+            task, actions = self._log[slot]
+            replayed = self._replay(index, slot, task, actions)
+            if slot in missing:
+                states[slot] = replayed
+        return states
+
+    def _replay(self, index: int, slot: int, task: Task, actions: Sequence[str]) -> State:
+        worker = self._workers[index]
+        state = State()
+        for command, payload in [("reset", task), *(("step", action) for action in actions)]:
+            worker.pipe.send((command, [(slot, payload)]))
+            answer = self._receive(index, [slot])
+            if slot not in answer:
+                worker.process.kill()
+                self._workers[index] = self._start()
+                return State(error="environment worker died again while the episode was replayed")
+            state = answer[slot]
+        return state
+
+    def release(self, slot: int) -> None:
+        """The slot's episode is over: nothing to replay any more."""
+        self._log.pop(slot, None)
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self._workers:
+            try:
+                worker.pipe.send(("close", []))
+            except (BrokenPipeError, ConnectionResetError):
+                continue
+        for worker in self._workers:
+            worker.process.join(timeout=5)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+            worker.pipe.close()
+        self._workers = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

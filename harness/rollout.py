@@ -1,0 +1,151 @@
+"""Playing episodes: many at once, finished ones leave the batch, and no result depends on the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from harness.contracts import AgentEnv, Episode, Step, StopReason, Task, Turn, View
+from harness.policy.base import Policy, Request, Sampling
+from harness.pool import EnvPool, State
+from harness.prompts import fit_prompt
+
+
+@dataclass(frozen=True)
+class Job:
+    """One episode to play; ``key`` names its randomness, see :class:`Request`."""
+
+    task: Task
+    attempt: int
+    key: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The part of the protocol that shapes an episode."""
+
+    history: int
+    max_steps: int
+    max_prompt_tokens: int
+    sampling: Sampling
+
+
+@dataclass
+class _Running:
+    index: int
+    """Position of the episode's job."""
+    state: State
+    episode: Episode
+    turns: list[Turn] = field(default_factory=list)
+
+    def view(self, history: int) -> View:
+        return View(
+            task=self.episode.task_text,
+            step=len(self.episode.steps) + 1,
+            history=tuple(self.turns[-history:]) if history else (),
+            observation=self.state.observation["text"],
+            images=self.state.observation["images"],
+            admissible=self.state.admissible,
+        )
+
+    def take(self, step: Step, state: State) -> None:
+        self.episode.steps.append(step)
+        self.turns.append(Turn(len(self.episode.steps), step.observation["text"], step.action))
+        self.episode.score = state.score
+        self.state = state
+
+
+def rollout(
+    policy: Policy,
+    env: AgentEnv,
+    pool: EnvPool,
+    jobs: Sequence[Job],
+    rules: Rules,
+    batch: int = 128,
+    on_step: Callable[[int, int], None] | None = None,
+) -> list[Episode]:
+    """Play every job and return its episode, in the order of ``jobs``.
+
+    Args:
+        env: A template for pure functions (prompts, parsing); the playing happens in ``pool``.
+        batch: Episodes in flight at once; changes speed and memory only.
+        on_step: Called after every round with (finished episodes, sampled tokens so far).
+    """
+    pool.forget_images()
+    finished: dict[int, Episode] = {}
+    waiting = iter(range(len(jobs)))
+    running: dict[int, _Running] = {}
+    sampled = 0
+
+    def finish(slot: int, reason: StopReason) -> None:
+        run = running.pop(slot)
+        run.episode.stop_reason = reason
+        finished[run.index] = run.episode
+        pool.release(slot)
+
+    while True:
+        free = [slot for slot in range(batch) if slot not in running]
+        starting = dict(zip(free, islice(waiting, len(free)), strict=False))
+        for slot, run in _start(env, pool, {slot: (i, jobs[i]) for slot, i in starting.items()}).items():
+            running[slot] = run
+            if run.state.error:
+                run.episode.error = run.state.error
+                finish(slot, StopReason.ENV_ERROR)
+        if not running:
+            if len(finished) == len(jobs):
+                return [finished[index] for index in range(len(jobs))]
+            continue
+        requests: dict[int, Request] = {}
+        dropped: dict[int, int] = {}
+        for slot, run in list(running.items()):
+            prompt, dropped[slot] = fit_prompt(env, policy, run.view(rules.history), rules.max_prompt_tokens)
+            if prompt is None:
+                finish(slot, StopReason.CONTEXT_OVERFLOW)
+                continue
+            key = (*jobs[run.index].key, len(run.episode.steps))
+            requests[slot] = Request(prompt, key, run.state.admissible, run.state.expert)
+        responses = dict(zip(requests, policy.generate(list(requests.values()), rules.sampling), strict=True))
+        parsed = {slot: env.parse(response.text) for slot, response in responses.items()}
+        states = pool.step({slot: action for slot, (action, _) in parsed.items()})
+        for slot, response in responses.items():
+            run, new = running[slot], states[slot]
+            sampled += len(response.token_ids)
+            if new.error:
+                run.episode.error = new.error
+                finish(slot, StopReason.ENV_ERROR)
+                continue
+            action, readable = parsed[slot]
+            step = Step(
+                observation=run.state.observation,
+                prompt=requests[slot].prompt,
+                response=response,
+                action=action,
+                valid=readable and new.valid,
+                reward=new.reward,
+                dropped_turns=dropped[slot],
+            )
+            run.take(step, new)
+            reason = _stop_reason(new, len(run.episode.steps), rules.max_steps)
+            if reason is not None:
+                finish(slot, reason)
+        if on_step:
+            on_step(len(finished), sampled)
+
+
+def _start(env: AgentEnv, pool: EnvPool, jobs: dict[int, tuple[int, Job]]) -> dict[int, _Running]:
+    """Reset one slot for each job."""
+    started: dict[int, _Running] = {}
+    for slot, state in (pool.reset({slot: job.task for slot, (_, job) in jobs.items()}) if jobs else {}).items():
+        index, job = jobs[slot]
+        text = "" if state.error else env.task_text(state.observation)
+        started[slot] = _Running(index, state, Episode(job.task, job.attempt, text))
+    return started
+
+
+def _stop_reason(state: State, steps: int, max_steps: int) -> StopReason | None:
+    if state.terminated:
+        return StopReason.SUCCESS if state.success else StopReason.FAILURE
+    if state.truncated or steps >= max_steps:
+        return StopReason.MAX_STEPS
+    return None
