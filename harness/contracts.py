@@ -408,6 +408,15 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         """Scripted analysis of a finished episode: (summary, skill), from what the agent saw only; None if unable."""
         return None
 
+    def oracle_skill(self) -> str:
+        """A skill for the current task by someone who knows its hidden state, in the words of ``annotate``; for
+        demonstrations and diagnosis only. Empty where the environment offers none."""
+        return ""
+
+    def thought(self, action: str) -> str:
+        """The expert's one- or two-word thought before ``action``, for demonstrations; may be empty."""
+        return ""
+
 
 def unknown(what: str, name: str, known: Iterable[str]) -> HarnessError:
     """The error for a name that does not exist, with the nearest one that does."""

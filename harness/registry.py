@@ -32,7 +32,9 @@ def registered(group: str) -> dict[str, EntryPoint]:
 
 
 def env_class(env_id: str) -> type[AgentEnv]:
-    """The class registered under an environment id."""
+    """The class registered under an environment id, or named as ``"package.module:Class"``."""
+    if ":" in env_id:
+        return load(EntryPoint(env_id, env_id, ENVS))  # type: ignore[no-any-return]
     points = registered(ENVS)
     if env_id not in points:
         raise unknown("environment", env_id, points)

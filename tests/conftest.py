@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,3 +39,25 @@ def golden(shared_data: Path) -> Callable[[str], Any]:
         return json.loads(path.read_text())
 
     return read
+
+
+@pytest.fixture(scope="session")
+def alfworld_data(shared_data: Path) -> Path:
+    """Real ALFWorld games in the official layout (what ALFWORLD_DATA names), unpacked once into a temporary directory."""
+    archive = shared_data / "alfworld" / "alfworld_seen_train.tar.xz"
+    if not archive.is_file():
+        pytest.skip(f"no ALFWorld games at {archive}")
+    cache = Path(tempfile.gettempdir()) / "seed-harness-data"
+    target = cache / f"alfworld-{archive.stat().st_size}"
+    if not target.is_dir():
+        cache.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            unpacked = Path(scratch) / "games"
+            with tarfile.open(archive) as files:
+                files.extractall(unpacked, filter="data")
+            try:
+                unpacked.rename(target)
+            except OSError:  # another process was faster
+                if not target.is_dir():
+                    raise
+    return target

@@ -1,0 +1,260 @@
+"""One cell: the policy, the environment and the journal they write to; evaluation on a pinned panel.
+
+A cell that was killed anywhere continues from its last checkpoint and ends with the same numbers, bit for bit on CPU:
+all sampling is keyed by (seed, phase, ...), so no generator state outlives an update. ``harness.training`` adds the
+training loop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from harness.config import CellConfig
+from harness.contracts import AgentEnv, Episode, HarnessError, Ledger, Panel, ProtocolCard, Turn, View, digest
+from harness.policy.base import Policy, Sampling
+from harness.policy.load import load_policy
+from harness.policy.local import LocalPolicy
+from harness.pool import EnvPool
+from harness.progress import Progress
+from harness.provenance import provenance
+from harness.registry import make_env
+from harness.rollout import Job, Rules, rollout
+from harness.store import CellDir
+
+TRAIN, EVAL, STAGE1, SHUFFLE = range(4)
+"""Phases, as they enter the keys of all randomness."""
+
+
+def run_cell(config: CellConfig, cell: CellDir, report: Callable[[Progress], None], workers: int = 1) -> None:
+    """Run a cell to its end, or continue it; ``workers`` environment processes change its speed, not its numbers.
+
+    Raises HarnessError for anything the user can mend.
+    """
+    from harness.training import train
+
+    with cell.lock():
+        if cell.finished:
+            return
+        cell.write_json("config.json", config.model_dump(mode="json"))
+        session = Session.open(config, cell, report, workers)
+        try:
+            if config.method is not None:
+                train(session, config.method)
+            else:
+                cell.truncate("evals.jsonl", lambda record: False)
+                cell.truncate("episodes.jsonl", lambda record: False)
+                session.evaluate(0)
+                session.finish()
+        finally:
+            session.pool.close()
+            session.env.close()
+
+
+@dataclass
+class Session:
+    """What lives while a cell runs."""
+
+    config: CellConfig
+    cell: CellDir
+    report: Callable[[Progress], None]
+    env: AgentEnv
+    pool: EnvPool
+    policy: Policy
+    panel: Panel
+    ledger: Ledger = field(default_factory=Ledger)
+    success: float | None = None
+    """Success rate of the latest evaluation."""
+    warnings: list[str] = field(default_factory=list)
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    @classmethod
+    def open(cls, config: CellConfig, cell: CellDir, report: Callable[[Progress], None], workers: int) -> Session:
+        env = make_env(config.env.id, config.env.options)
+        panel = env.panel(config.eval.panel, config.eval.panel_size)
+        policy = load_policy(config.policy, env)
+        pool = EnvPool(config.env.id, config.env.options, workers=workers, want_expert=policy.needs_expert)
+        return cls(config, cell, report, env, pool, policy, panel)
+
+    def rules(self, temperature: float) -> Rules:
+        """The rules of an episode: the cell's where it states one, else the environment card's."""
+        env = self.config.env
+        return Rules(
+            history=self.env.card.history if env.history is None else env.history,
+            max_steps=env.max_steps or self.env.card.max_steps,
+            max_prompt_tokens=env.max_prompt_tokens,
+            sampling=Sampling(temperature, env.max_response_tokens),
+        )
+
+    def play(self, phase: str | None, jobs: Sequence[Job], temperature: float, batch: int) -> list[Episode]:
+        """Play jobs under the cell's rules, with progress if the phase has a name."""
+        clock = time.perf_counter()
+
+        def tell(done: int, tokens: int) -> None:
+            if phase:
+                self.tell(phase, done, len(jobs), tokens / (time.perf_counter() - clock))
+
+        return rollout(self.policy, self.env, self.pool, jobs, self.rules(temperature), batch, tell)
+
+    def evaluate(self, update: int) -> None:
+        """Play the evaluation panel and journal it.
+
+        The keys do not contain the update: every checkpoint is measured with the same random numbers.
+        """
+        spec = self.config.eval
+        jobs = [
+            Job(task, attempt, (self.config.seed, EVAL, number, attempt))
+            for number, task in enumerate(self.panel)
+            for attempt in range(spec.episodes_per_task)
+        ]
+        episodes = self.play("eval", jobs, spec.temperature, spec.batch)
+        self.success = success_rate(episodes)
+        self.cell.append(
+            "evals.jsonl",
+            {
+                "update": update,
+                "ledger": self.ledger.as_dict(),
+                "protocol": dataclasses.asdict(self.protocol()),
+                "results": [result(episode) for episode in episodes],
+            },
+        )
+        self.journal("eval", update, episodes)
+
+    def protocol(self) -> ProtocolCard:
+        """The conditions of the cell's evaluations."""
+        card, spec, rules = self.env.card, self.config.eval, self.rules(self.config.eval.temperature)
+        return ProtocolCard(
+            env=card.id,
+            panel=self.panel.name,
+            panel_hash=self.panel.hash,
+            episodes_per_task=spec.episodes_per_task,
+            history=rules.history,
+            max_steps=rules.max_steps,
+            truncation=f"oldest history first, beyond {rules.max_prompt_tokens} tokens",
+            temperature=spec.temperature,
+            checkpoint="last",
+            parser=card.parser,
+            decoding=f"free, at most {rules.sampling.max_tokens} tokens",
+            invalid_action=card.invalid_action,
+            reward=card.reward,
+            success=card.success,
+            prompt_hash=prompt_hash(self.env, self.policy.prompt_style),
+            engine=card.engine,
+            data=card.data,
+        )
+
+    def journal(self, phase: str, update: int, episodes: Sequence[Episode]) -> None:
+        """Append whole episodes; steps as one JSON string each, so that the parquet file stays flat."""
+        self.cell.append(
+            "episodes.jsonl",
+            *(
+                {
+                    "phase": phase,
+                    "update": update,
+                    **result(e),
+                    "task_text": e.task_text,
+                    "error": e.error,
+                    "trace": trace(e),
+                }
+                for e in episodes
+            ),
+        )
+
+    def tell(self, phase: str, done: int, total: int, speed: float | None = None) -> None:
+        self.report(Progress(self.config.title, phase, done, total, self.success, speed))
+
+    def finish(self, train_panel: Panel | None = None) -> None:
+        """Write the manifest; the cell is complete from then on."""
+        parameters = self.policy.parameters if isinstance(self.policy, LocalPolicy) else 0
+        self.cell.finish(
+            {
+                "status": "complete",
+                **provenance(),
+                "panel": describe(self.panel),
+                "train_panel": describe(train_panel) if train_panel else None,
+                "protocol": dataclasses.asdict(self.protocol()),
+                "ledger": self.ledger.as_dict(),
+                "policy": {
+                    "spec": self.config.policy,
+                    "fingerprint": self.config.policy_fingerprint,
+                    "parameters": parameters,
+                },
+                "warnings": self.warnings,
+                "started": self.started,
+                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            }
+        )
+
+
+def describe(panel: Panel) -> dict[str, Any]:
+    """A panel as manifests name it."""
+    return {"name": panel.name, "hash": panel.hash, "tasks": len(panel), "notes": list(panel.notes)}
+
+
+def result(episode: Episode) -> dict[str, Any]:
+    """The outcome of an episode as the journals hold it."""
+    return {
+        "task": episode.task.id,
+        "kind": episode.task.kind,
+        "attempt": episode.attempt,
+        "success": episode.success,
+        "score": episode.score,
+        "reward": episode.reward,
+        "steps": len(episode.steps),
+        "valid": sum(step.valid for step in episode.steps),
+        "dropped_turns": sum(step.dropped_turns for step in episode.steps),
+        "stop_reason": str(episode.stop_reason),
+    }
+
+
+def trace(episode: Episode) -> str:
+    """The steps as JSON: observation text, response, action, validity, reward."""
+    return json.dumps(
+        [
+            {
+                "observation": step.observation["text"],
+                "response": step.response.text,
+                "action": step.action,
+                "valid": step.valid,
+                "reward": step.reward,
+            }
+            for step in episode.steps
+        ],
+        ensure_ascii=False,
+    )
+
+
+def success_rate(episodes: Sequence[Episode]) -> float:
+    """Share of successes among the counted episodes; 0 where none counts."""
+    counted = [episode.success for episode in episodes if episode.counted]
+    return float(np.mean(counted)) if counted else 0.0
+
+
+def stop_reasons(episodes: Sequence[Episode]) -> dict[str, int]:
+    """How often each stop reason occurred."""
+    return dict(Counter(str(episode.stop_reason) for episode in episodes))
+
+
+def prompt_hash(env: AgentEnv, style: str) -> str:
+    """Hash of the step prompts' wording: a first and a later step of a made-up view, rendered."""
+    picture = (np.zeros((28, 28, 3), np.uint8),) if env.card.modality == "vision" else ()
+    past = (Turn(1, "SEEN 1", "DONE 1"), Turn(2, "SEEN 2", "DONE 2"))
+    views = [View("TASK", 1, (), "OBS", picture, ("ACTION",)), View("TASK", 3, past, "OBS", picture, ("ACTION",))]
+    return digest([style, *(env.prompt(view, style).text for view in views)])[:12]
+
+
+def require_disjoint(train: Panel, evaluation: Panel) -> None:
+    """Raise HarnessError where a task is in both panels."""
+    shared = {task.fingerprint for task in train} & {task.fingerprint for task in evaluation}
+    if shared:
+        raise HarnessError(
+            f"panels {train.name!r} and {evaluation.name!r} share {len(shared)} tasks; training on them would leak"
+        )

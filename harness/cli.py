@@ -1,0 +1,266 @@
+"""The ``harness`` command. Heavy libraries are imported by the sub-command that needs them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# Read by OpenMP when torch loads: idle threads sleep, and cells that run side by side do not fight for cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from harness import __version__
+from harness.contracts import HarnessError
+
+EPILOG = """\
+a first session:
+  harness list envs                    what there is to play
+  harness eval --policy random --env Sokoban-v1
+  harness run quick --dry-run          the cells of a recipe
+  harness run quick                    run what is missing of it, write report and figures
+  harness run quick methods=[grpo] seeds=[0] train.updates=3 --out results/try
+
+Running a command again re-runs nothing that is finished. Exit codes: 0 done, 1 something failed, 2 bad input.
+"""
+
+RUN_EPILOG = """\
+overrides are key=value with dots, values are YAML:
+  harness run quick seeds=[0,1,2]                       more seeds; finished ones are kept
+  harness run quick envs=[EZPoints-v1] methods=[grpo]   one environment, one method
+  harness run quick train.updates=3                     in every cell, whatever environments say
+  harness run quick envs.Sokoban-v1.train.updates=3     in one environment's cells
+  harness run my_recipe.yaml --out results/mine --jobs 4
+
+A run that was interrupted, even by kill -9, continues from its checkpoints when it is started again.
+"""
+
+EVAL_EPILOG = """\
+examples:
+  harness eval --policy random --env Sokoban-v1
+  harness eval --policy tiny --env ALFWorld-v1 --env-option data=official --panel valid_seen
+  harness eval --policy results/quick/cells/HASH/policy --env EZPoints-v1 --temperature 0
+  harness eval --policy Qwen/Qwen2.5-VL-3B-Instruct --env Sokoban-v1 --panel-size 32
+
+Batch size and number of workers change the speed, never the score.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except HarnessError as error:
+        print(f"harness: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("harness: interrupted; the same command continues where this one stopped", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The argument parser with all sub-commands."""
+    top = argparse.ArgumentParser(
+        prog="harness",
+        description="Fair, repeatable benchmarking of LLM/VLM agents trained with reinforcement learning.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"harness {__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(name: str, run: Any, text: str, epilog: str = "") -> argparse.ArgumentParser:
+        made = commands.add_parser(
+            name, help=text, description=text, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        made.set_defaults(run=run)
+        return made
+
+    listing = command("list", _list, "Show what is registered.")
+    listing.add_argument("what", choices=["envs", "methods", "recipes", "panels"])
+    listing.add_argument("env", nargs="?", help="panels: environment whose panels are built, counted and hashed")
+    _env_options(listing)
+
+    check = command("check", _check, "Test an environment against the contract.", CHECK_EPILOG)
+    check.add_argument("env", help="registered id or package.module:Class")
+    check.add_argument("--tasks", type=_count, default=32, metavar="N", help="evaluation tasks to play (default 32)")
+    _env_options(check)
+
+    run = command("run", _run, "Run a recipe: a grid of environments, methods and seeds.", RUN_EPILOG)
+    run.add_argument("recipe", help="name (harness list recipes) or path of a YAML file")
+    run.add_argument("overrides", nargs="*", metavar="key=value", help="settings that differ from the recipe's")
+    run.add_argument("--out", type=Path, metavar="DIR", help="where cells and report go (default results/RECIPE)")
+    run.add_argument("--jobs", type=_count, metavar="N", help="cells run at once (default: processor cores)")
+    run.add_argument("--dry-run", action="store_true", help="check everything and print the cells, run nothing")
+
+    evaluate = command("eval", _eval, "Play a pinned panel with one policy and print its scores.", EVAL_EPILOG)
+    evaluate.add_argument(
+        "--policy",
+        required=True,
+        metavar="SPEC",
+        help="random, oracle, tiny, tiny-teacher, a model directory, a hub id, or a cell's policy/ or checkpoint",
+    )
+    evaluate.add_argument("--env", required=True, metavar="ENV", help="registered id (harness list envs)")
+    _env_options(evaluate)
+    evaluate.add_argument("--panel", default="eval", metavar="NAME", help="which panel (default eval)")
+    evaluate.add_argument("--panel-size", type=_count, metavar="N", help="its first N tasks (default all)")
+    evaluate.add_argument("--episodes-per-task", type=_count, default=1, metavar="N", help="attempts (default 1)")
+    evaluate.add_argument("--temperature", type=float, default=0.4, metavar="T", help="0 is greedy (default 0.4)")
+    evaluate.add_argument("--seed", type=int, default=0, metavar="S", help="seed of all sampling (default 0)")
+    evaluate.add_argument("--max-steps", type=_count, metavar="N", help="step limit (default: the environment's)")
+    evaluate.add_argument(
+        "--history", type=int, metavar="K", help="past turns in a prompt (default: the environment's)"
+    )
+    evaluate.add_argument("--workers", type=_count, default=1, metavar="N", help="environment processes (default 1)")
+    evaluate.add_argument("--batch", type=_count, default=128, metavar="N", help="episodes at once (default 128)")
+    evaluate.add_argument("--out", type=Path, default=Path("results/eval"), metavar="DIR", help="default results/eval")
+
+    report = command("report", _report, "Write tables, figures and report.html of a run's finished cells.")
+    report.add_argument("directory", type=Path, metavar="DIR", help="what `harness run --out` wrote")
+
+    command("perf", _perf, "Measure rollout, update and scoring against straightforward references, as ratios.")
+
+    build = command("build-policy", _build_policy, "Rebuild an embedded policy from scripted demonstrations.")
+    build.add_argument("name", choices=["tiny", "tiny-teacher"])
+    build.add_argument("--out", type=Path, metavar="DIR", help="where to save it (default: inside the package)")
+    return top
+
+
+CHECK_EPILOG = """\
+examples:
+  harness check Sokoban-v1
+  harness check my_package.my_env:MyEnv --env-option size=5
+
+Prints one line per rule; exit code 1 if one is broken.
+"""
+
+
+def _env_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--env-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="constructor option of the environment, repeatable; VALUE is YAML",
+    )
+
+
+def _options(pairs: Sequence[str]) -> dict[str, Any]:
+    options = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise HarnessError(f"--env-option {pair!r} is not of the form name=value")
+        try:
+            options[name] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise HarnessError(f"--env-option {pair!r}: {text!r} is not a YAML value") from error
+    return options
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+def _list(options: argparse.Namespace) -> int:
+    from harness import listing
+
+    if options.what == "panels":
+        table = listing.panels(options.env, _options(options.env_option))
+    else:
+        table = {"envs": listing.envs, "methods": listing.methods, "recipes": listing.recipes}[options.what]()
+    Console().print(table)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from harness.check import check, results_table
+
+    results = check(options.env, _options(options.env_option), options.tasks)
+    Console().print(results_table(options.env, results))
+    return 0 if all(result.passed for result in results) else 1
+
+
+def _run(options: argparse.Namespace) -> int:
+    from harness.recipes import expand, load_recipe
+    from harness.runner import run
+    from harness.store import cell_dir
+
+    recipe = load_recipe(options.recipe, options.overrides)
+    directory = options.out or Path("results") / recipe.name
+    if not options.dry_run:
+        return run(recipe, directory, options.jobs, Console())
+    table = Table("cell", "environment", "method", "seed", "updates", "state", title=f"recipe {recipe.name}", box=None)
+    for cell in expand(recipe):
+        state = "finished" if cell_dir(directory, cell).finished else "missing"
+        method = cell.method.name if cell.method else f"{cell.policy} (evaluation)"
+        updates = str(cell.train.updates) if cell.train else "-"
+        table.add_row(cell.hash, cell.env.id, method, str(cell.seed), updates, state)
+    Console().print(table)
+    return 0
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from harness.config import EnvConfig, EvalConfig
+    from harness.evaluate import evaluate, show
+    from harness.recipes import validate
+
+    settings = {
+        "panel": options.panel,
+        "panel_size": options.panel_size,
+        "episodes_per_task": options.episodes_per_task,
+        "temperature": options.temperature,
+        "batch": options.batch,
+    }
+    env = {"history": options.history, "max_steps": options.max_steps}
+    place = evaluate(
+        validate(EnvConfig, {"id": options.env, "options": _options(options.env_option), **env}, "harness eval"),
+        options.policy,
+        options.seed,
+        validate(EvalConfig, settings, "harness eval"),
+        options.out,
+        options.workers,
+        Console(stderr=True),
+    )
+    show(place, Console())
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from harness.report import comparison_text, write_report
+
+    page = write_report(options.directory)
+    console = Console()
+    console.print(comparison_text(options.directory))
+    console.print(f"report: {page}", soft_wrap=True)
+    return 0
+
+
+def _perf(options: argparse.Namespace) -> int:
+    from harness import perf
+
+    return perf.main()
+
+
+def _build_policy(options: argparse.Namespace) -> int:
+    from harness.policy import build
+
+    return build.main(options.name, options.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""Methods side by side: groups evaluations into settings and arms.
+
+A *setting* is an environment under one protocol card; an *arm* is all seeds of one method in one setting. Only arms of
+one setting are compared, and averages over environments take one setting per environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from harness import statistics as st
+from harness.contracts import ProtocolCard
+from harness.frames import Cell
+from harness.statistics import Estimate, Floats, Outcomes
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A quantity that training spends: its name on an axis and in a table, the ledger's fields that add up to it."""
+
+    label: str
+    short: str
+    fields: tuple[str, ...]
+
+
+BUDGETS = {
+    "episodes": Budget("Training episodes", "episodes", ("episodes",)),
+    "sampled_tokens": Budget(
+        "Sampled tokens (acting + analysis)", "sampled tokens", ("sampled_tokens", "analyzer_tokens")
+    ),
+    "env_steps": Budget("Environment steps", "steps", ("env_steps",)),
+    "trained_tokens": Budget("Trained tokens", "trained tokens", ("trained_tokens",)),
+    "cpu_seconds": Budget("CPU seconds", "CPU s", ("cpu_seconds",)),
+    "flops": Budget("Estimated FLOPs", "FLOPs", ("flops",)),
+}
+
+REFERENCE = "grpo"
+"""The method others are compared with, if it was run."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An environment under one protocol card, with the panel's tasks and their kinds in order."""
+
+    name: str
+    env: str
+    card: ProtocolCard
+    card_id: str
+    """The card's digest, as in the ``card`` column of the frames."""
+    main: bool
+    """Whether this is the environment's setting with the most cells; averages over environments use it."""
+    tasks: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+    @cached_property
+    def task_draws(self) -> Floats:
+        """(B, T) bootstrap draws of the tasks, shared by all arms: this is what pairs them."""
+        return st.task_draws(self.kinds, f"tasks of {self.name}")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """All seeds of one method in one setting. U evaluations x S seeds x T tasks, sums over the counted episodes."""
+
+    setting: Setting
+    method: str
+    trained: bool
+    seeds: tuple[int, ...]
+    updates: tuple[int, ...]
+    success: Floats
+    score: Floats
+    count: Floats
+    excluded: int
+    """Episodes of the last evaluation that crashed and enter no score."""
+    ledgers: dict[str, Floats]
+    """(U, S) training budget spent at each evaluation, per ledger field."""
+
+    def outcomes(self, evaluation: int = -1) -> Outcomes:
+        """Success at one evaluation, by default the last."""
+        return Outcomes(self.success[evaluation], self.count[evaluation], self.setting.kinds)
+
+    @property
+    def scores(self) -> Outcomes:
+        """The environment's score at the last evaluation."""
+        return Outcomes(self.score[-1], self.count[-1], self.setting.kinds)
+
+    @cached_property
+    def seed_draws(self) -> Floats:
+        """(B, S) bootstrap draws of the seeds; independent of every other arm's."""
+        return st.seed_draws(len(self.seeds), f"seeds of {self.method} in {self.setting.name}")
+
+    def replicates(self, outcomes: Outcomes) -> Floats:
+        """(B,) bootstrap draws of the micro average."""
+        return st.micro_replicates(outcomes, self.seed_draws, self.setting.task_draws)
+
+    @cached_property
+    def curve(self) -> list[Estimate]:
+        """Success at every evaluation with its interval over seeds and tasks."""
+        measured = [self.outcomes(evaluation) for evaluation in range(len(self.updates))]
+        return [st.success_interval(st.micro(o), self.replicates(o), o.played) for o in measured]
+
+    @property
+    def final(self) -> Estimate:
+        """Success at the last evaluation with its interval."""
+        return self.curve[-1]
+
+    def spent(self, budget: str) -> Floats:
+        """(U, S) budget spent at each evaluation."""
+        spent: Floats = np.sum([self.ledgers[name] for name in BUDGETS[budget].fields], axis=0)
+        return spent
+
+    @property
+    def n(self) -> str:
+        crashed = f" ({self.excluded} excluded)" if self.excluded else ""
+        return f"{len(self.seeds)} × {self.outcomes().played}{crashed}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every setting, and every arm by (setting name, method)."""
+
+    settings: tuple[Setting, ...]
+    arms: dict[tuple[str, str], Arm]
+
+    @property
+    def methods(self) -> list[str]:
+        """Row order of the tables: random, base, the reference, other methods, seed, other policies, oracle."""
+        trained = {method: arm.trained for (_, method), arm in self.arms.items()}
+        return sorted(trained, key=lambda method: (_rank(method, trained[method]), method))
+
+    @property
+    def reference(self) -> str | None:
+        return REFERENCE if any(method == REFERENCE for _, method in self.arms) else None
+
+    def arms_of(self, setting: Setting, trained_only: bool = False) -> list[Arm]:
+        """The arms of a setting in row order."""
+        found = [self.arms[setting.name, method] for method in self.methods if (setting.name, method) in self.arms]
+        return [arm for arm in found if arm.trained or not trained_only]
+
+    @property
+    def cards(self) -> tuple[tuple[str, ProtocolCard], ...]:
+        return tuple((setting.name, setting.card) for setting in self.settings)
+
+    @property
+    def card_notes(self) -> tuple[str, ...]:
+        """One line per setting that must not be compared with its environment's main one, naming the differences."""
+        main = {setting.env: setting for setting in self.settings if setting.main}
+        return tuple(
+            f"{s.name} is not comparable with {main[s.env].name}; their protocols differ in: "
+            + ", ".join(
+                f"{name} ({getattr(main[s.env].card, name)} / {getattr(s.card, name)})"
+                for name in main[s.env].card.differences(s.card)
+            )
+            + "."
+            for s in self.settings
+            if not s.main
+        )
+
+
+def _rank(method: str, trained: bool) -> int:
+    name = method.split(" ", 1)[0]
+    if trained:
+        return {REFERENCE: 2, "seed": 4}.get(name, 3)
+    return {"random": 0, "base": 1, "oracle": 6}.get(name, 5)
+
+
+# ------------------------------------------------------------------------------------------------ grouping
+
+
+def compare(cells: Sequence[Cell], evaluations: pd.DataFrame) -> Comparison:
+    """Group cells and their evaluations (of :func:`harness.frames.evaluations_of`) by setting and method."""
+    cards = {(cell.key["env"], cell.key["card"]): cell.protocol for cell in cells}
+    sizes = pd.Series([(cell.key["env"], cell.key["card"]) for cell in cells]).value_counts()
+    order = sorted(cards, key=lambda key: (key[0], -int(sizes[key]), key[1]))
+    settings: list[Setting] = []
+    arms: dict[tuple[str, str], Arm] = {}
+    trained = {cell.method: cell.config.method is not None for cell in cells}
+    for env, card in order:
+        rows = evaluations[(evaluations["env"] == env) & (evaluations["card"] == card)]
+        if rows.empty:
+            continue
+        rank = sum(setting.env == env for setting in settings)
+        tasks = rows.drop_duplicates("task")
+        name = env if rank == 0 else f"{env} (protocol {rank + 1})"
+        kinds = tuple(tasks["kind"].astype(str))
+        setting = Setting(name, env, cards[env, card], card, rank == 0, tuple(tasks["task"]), kinds)
+        settings.append(setting)
+        for method, part in rows.groupby("method"):
+            arms[name, str(method)] = _arm(setting, str(method), trained[str(method)], part)
+    return Comparison(tuple(settings), arms)
+
+
+def _arm(setting: Setting, method: str, trained: bool, rows: pd.DataFrame) -> Arm:
+    """Tensors of one arm; evaluations that not all seeds have are left out."""
+    seeds = sorted(rows["seed"].unique())
+    per_seed = [set(rows.loc[rows["seed"] == seed, "update"]) for seed in seeds]
+    updates = sorted(set.intersection(*per_seed))
+    rows = rows[rows["update"].isin(updates)]
+    counted = rows[rows["counted"]]
+    axes = {"update": updates, "seed": seeds, "task": setting.tasks}
+    places = tuple(pd.Index(labels).get_indexer(pd.Index(counted[column])) for column, labels in axes.items())
+
+    def table(values: pd.Series) -> Floats:
+        out = np.zeros([len(labels) for labels in axes.values()])
+        np.add.at(out, places, values.to_numpy(dtype=float))
+        return out
+
+    spent = rows.drop_duplicates(["update", "seed"]).set_index(["update", "seed"])
+    names = [column for column in rows.columns if column.startswith("ledger/")]
+    return Arm(
+        setting=setting,
+        method=method,
+        trained=trained,
+        seeds=tuple(int(seed) for seed in seeds),
+        updates=tuple(int(update) for update in updates),
+        success=table(counted["success"]),
+        score=table(counted["score"]),
+        count=table(counted["counted"]),
+        excluded=int((~rows.loc[rows["update"] == updates[-1], "counted"]).sum()),
+        ledgers={
+            name.removeprefix("ledger/"): spent[name].unstack("seed").loc[updates, seeds].to_numpy(dtype=float)
+            for name in names
+        },
+    )

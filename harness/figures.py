@@ -1,0 +1,212 @@
+"""Figures for a paper: matplotlib, PNG and SVG, the same bytes for the same results.
+
+A method keeps its colour and marker in every figure. Colours are Okabe and Ito's, which colour-blind readers can tell
+apart; markers repeat the distinction in grey print.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
+
+from harness.comparison import BUDGETS, Arm, Comparison
+
+OWN = {"seed": ("#0072B2", "o"), "grpo": ("#D55E00", "s"), "opd-teacher": ("#009E73", "^")}
+OTHERS = (("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"), ("#7A5195", "X"), ("#8C6D31", "<"), ("#444444", ">"))
+BASELINE_STYLES = ((0, (1, 1.5)), (0, (4, 2)), (0, (6, 2, 1, 2)), (0, (8, 3)))
+
+COLUMN = 2.35
+"""Width of one panel in inches: three panels fill a page of text."""
+
+STYLE = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#888888",
+    "axes.grid": True,
+    "axes.labelsize": 8,
+    "axes.linewidth": 0.6,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 8.5,
+    "font.size": 8,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.5,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 3.5,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "seed-harness",
+    "text.parse_math": False,
+    "xtick.color": "#444444",
+    "xtick.labelsize": 7,
+    "xtick.major.width": 0.6,
+    "ytick.color": "#444444",
+    "ytick.labelsize": 7,
+    "ytick.major.width": 0.6,
+}
+
+DYNAMICS = {
+    "learning": {
+        "success": "Training success",
+        "episode_steps": "Steps per episode",
+        "valid_rate": "Valid answers",
+        "entropy": "Entropy (nats)",
+    },
+    "optimisation": {
+        "grad_norm": "Gradient norm",
+        "clip_fraction": "Clipped tokens",
+        "loss/kl": "KL to reference",
+        "loss/distill": "Distillation loss",
+    },
+    "skills": {
+        "skill/parse_rate": "Usable skills",
+        "skill/active_ratio": "Active tokens",
+        "skill/gate_mean": "Mean gate",
+        "skill/gap_mean": "Teacher gap (nats)",
+    },
+}
+"""Figures of the training dynamics: title of each metric."""
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Our settings on top of matplotlib's defaults, whatever the user's own configuration says."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        yield
+
+
+def render(figure: Figure) -> dict[str, bytes]:
+    """The figure as ``svg`` and ``png`` (200 dpi), without a date in them."""
+    rendered = {}
+    with style():
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # laid out once, not again for each form
+        for kind, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
+            out = io.BytesIO()
+            figure.savefig(out, format=kind, dpi=200, metadata=metadata)
+            rendered[kind] = out.getvalue()
+    return rendered
+
+
+def looks(methods: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Colour and marker of each trained method."""
+    free = iter(OTHERS * (1 + len(methods) // len(OTHERS)))
+    return {method: OWN.get(method) or next(free) for method in methods}
+
+
+def sample_efficiency(comparison: Comparison, budget: str) -> Figure:
+    """Success against a budget, one panel per setting; bands are 95 % intervals, thin lines untrained policies.
+
+    A curve's point stands at the mean budget of the seeds.
+    """
+    trained = [m for m in comparison.methods if any(a.trained for (_, name), a in comparison.arms.items() if name == m)]
+    looked = looks(trained)
+    with style():
+        figure, axes = _panels([setting.name for setting in comparison.settings], 1, 1.95)
+        for axis, setting in zip(axes[0], comparison.settings, strict=True):
+            right = 0.0
+            for arm in comparison.arms_of(setting, trained_only=True):
+                colour, marker = looked[arm.method]
+                x = arm.spent(budget).mean(axis=1)
+                points = arm.curve
+                axis.plot(x, [p.value for p in points], color=colour, marker=marker, label=arm.method, zorder=3)
+                axis.fill_between(x, [p.low for p in points], [p.high for p in points], color=colour, alpha=0.15, lw=0)
+                right = max(right, float(x[-1]))
+            _baselines(axis, [arm for arm in comparison.arms_of(setting) if not arm.trained])
+            axis.set(ylim=(0, 1.02), xlim=(0, right * 1.03 or 1), xlabel=BUDGETS[budget].label)
+            axis.xaxis.set_major_locator(MaxNLocator(5))
+            axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+            axis.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
+        axes[0][0].set_ylabel("Success (%)")
+        _legend(figure)
+    return figure
+
+
+def _baselines(axis: Any, arms: Sequence[Arm]) -> None:
+    """Horizontal lines for policies that are not trained."""
+    for arm, dashes in zip(arms, BASELINE_STYLES * len(arms), strict=False):
+        axis.axhline(arm.final.value, color="#666666", lw=0.9, ls=dashes, label=arm.method, zorder=2)
+
+
+def final_success(comparison: Comparison) -> Figure:
+    """Final success with 95 % intervals, one panel per setting; small dots are single seeds."""
+    methods = comparison.methods
+    trained = {method for (_, method), arm in comparison.arms.items() if arm.trained}
+    looked = looks([method for method in methods if method in trained])
+    with style():
+        figure, axes = _panels([s.name for s in comparison.settings], 1, 0.65 + 0.19 * len(methods), share_y=True)
+        for axis, setting in zip(axes[0], comparison.settings, strict=True):
+            for arm in comparison.arms_of(setting):
+                colour, marker = looked.get(arm.method, ("#666666", "o"))
+                place, found = -methods.index(arm.method), arm.final
+                axis.plot([found.low, found.high], [place, place], color=colour, lw=1.6, solid_capstyle="butt")
+                axis.plot(found.value, place, marker=marker, color=colour, ms=5, zorder=3)
+                seeds = arm.outcomes().per_seed
+                axis.plot(seeds, np.full(len(seeds), place - 0.28), ".", color=colour, ms=2.5, alpha=0.7)
+            axis.set(xlim=(-0.03, 1.03), xlabel="Final success (%)", ylim=(-len(methods) + 0.4, 0.6))
+            axis.set_yticks([-i for i in range(len(methods))], methods)
+            axis.xaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
+            axis.grid(axis="y", visible=False)
+    return figure
+
+
+def dynamics(comparison: Comparison, updates: pd.DataFrame, metrics: dict[str, str]) -> Figure | None:
+    """Training metrics against updates, one row per metric and one column per setting; None where none was logged.
+
+    Thick lines are means over seeds, thin ones single seeds.
+    """
+    present = {name: title for name, title in metrics.items() if name in updates and updates[name].notna().any()}
+    if not present:
+        return None
+    trained = [m for m in comparison.methods if m in set(updates["method"])]
+    looked = looks(trained)
+    with style():
+        figure, axes = _panels([setting.name for setting in comparison.settings], len(present), 1.2)
+        for row, (name, title) in zip(axes, present.items(), strict=True):
+            for axis, setting in zip(row, comparison.settings, strict=True):
+                here = updates[(updates["env"] == setting.env) & (updates["card"] == setting.card_id)]
+                for method in trained:
+                    curve = here[here["method"] == method].pivot_table(name, "update", "seed")
+                    if curve.empty:
+                        continue
+                    colour, _ = looked[method]
+                    axis.plot(curve.index, curve.to_numpy(), color=colour, lw=0.5, alpha=0.35)
+                    axis.plot(curve.index, curve.mean(axis=1), color=colour, label=method)
+                axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+                axis.yaxis.set_major_locator(MaxNLocator(4))
+            row[0].set_ylabel(title)
+        for axis in axes[-1]:
+            axis.set_xlabel("Update")
+        _legend(figure)
+    return figure
+
+
+def _panels(titles: Sequence[str], rows: int, height: float, share_y: bool = False) -> tuple[Figure, Any]:
+    """A grid with one titled column per setting; ``height`` is a row's in inches."""
+    width = max(COLUMN * len(titles), 3.3)
+    figure = Figure(figsize=(width, height * rows + 0.35), layout="constrained")
+    axes = figure.subplots(rows, len(titles), squeeze=False, sharex="col" if rows > 1 else False, sharey=share_y)
+    for axis, title in zip(axes[0], titles, strict=True):
+        axis.set_title(title, fontweight="bold")
+    return figure, axes
+
+
+def _legend(figure: Figure) -> None:
+    """One legend above all panels: every method once, in the order drawn."""
+    entries: dict[str, Any] = {}
+    for axis in figure.axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if entries:
+        columns = min(len(entries), 2 + 2 * max(1, round(figure.get_figwidth() / COLUMN)))
+        figure.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=columns)

@@ -1,0 +1,226 @@
+"""Running the decoder: prompts once, answers on top of their keys and values, logits only where they are needed.
+
+Rows are padded on the right. Under a causal mask no real token sees the padding behind it, so prompts need no mask at
+all; answers see their prompt through an explicit one. Positions are always explicit.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import DynamicCache
+
+from harness.policy.encode import Encoded, Picture, Role
+from harness.policy.qwen import FAMILY, pick, run_layers
+
+BANNED = -1e9
+"""Added to the logits of tokens that can never be answers: their probability is exactly 0 and 0 * log p stays 0."""
+
+PATCH_BYTES = 256 * 2**20
+FEATURE_BYTES = 256 * 2**20
+VISION_BATCH = 64
+
+
+class PromptKeys:
+    """Keys and values of prompts, one row per answer, to which an answer's own are appended for one pass.
+
+    Speaks the part of transformers' cache protocol that attention layers use. Differentiable.
+    """
+
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], owner: Tensor) -> None:
+        self.layers = [(keys[owner], values[owner]) for keys, values in layers]
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        before = self.layers[layer]
+        return torch.cat([before[0], keys], dim=2), torch.cat([before[1], values], dim=2)
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        return self.layers[layer][0].shape[2]
+
+
+class AnswerKeys:
+    """Keys and values of prompts and growing answers in buffers with room ahead; rows can be dropped."""
+
+    BLOCK = 32
+
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], owner: Tensor) -> None:
+        self.length = layers[0][0].shape[2]
+        self.layers = [(self._roomy(keys[owner]), self._roomy(values[owner])) for keys, values in layers]
+
+    def _roomy(self, tensor: Tensor) -> Tensor:
+        return torch.cat([tensor, tensor.new_empty(*tensor.shape[:2], self.BLOCK, tensor.shape[3])], dim=2)
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        if layer == 0:
+            if self.length == self.layers[0][0].shape[2]:
+                self.layers = [(self._roomy(k), self._roomy(v)) for k, v in self.layers]
+            self.length += 1
+        buffers = self.layers[layer]
+        buffers[0][:, :, self.length - 1] = keys[:, :, 0]
+        buffers[1][:, :, self.length - 1] = values[:, :, 0]
+        return buffers[0][:, :, : self.length], buffers[1][:, :, : self.length]
+
+    def keep(self, rows: Tensor) -> None:
+        self.layers = [(keys[rows], values[rows]) for keys, values in self.layers]
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        return self.length
+
+
+class Decoder:
+    """The parts of a transformers model we call, and the features of pictures seen lately."""
+
+    def __init__(self, model: Any, processor: Any | None) -> None:
+        self.model = model
+        self.text: Any = model.get_decoder()
+        self.embedding: Any = model.get_input_embeddings()
+        self.processor = processor
+        self.axes = 3 if processor is not None else 1
+        self.written_out = type(self.text).__name__ in FAMILY
+        """Whether layers run through ``harness.policy.qwen`` instead of their own ``forward``."""
+        # The argument was renamed in transformers 5.2x.
+        self._cache_name = "cache" if "cache" in inspect.signature(self.text.forward).parameters else "past_key_values"
+        self._patches: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._features: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._features_of: tuple[int, ...] = ()
+        if processor is not None:
+            _patches_by_matrix(model.model.visual.patch_embed)
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.embedding.weight.device
+        return device
+
+    def run(self, prompts: Sequence[Encoded], answers: Sequence[Sequence[int]], cache: Any = None) -> Tensor:
+        """Hidden states of every prompt's last token and of the answer tokens behind it.
+
+        Shape (rows, 1 + longest answer, width); rows with shorter answers end in padding.
+        """
+        longest = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
+        ids = np.zeros((len(prompts), longest), dtype=np.int64)
+        for row, prompt, answer in zip(ids, prompts, answers, strict=True):
+            row[: len(prompt)] = prompt.ids
+            row[len(prompt) : len(prompt) + len(answer)] = answer
+        embedded = self._embed(torch.from_numpy(ids).to(self.device), prompts)
+        after = torch.arange(1 + max(map(len, answers)), device=self.device)
+        wanted = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device)[:, None] + after
+        return self._text(embedded, self._positions(prompts, longest), None, cache, wanted.clamp(max=longest - 1))
+
+    def prefill(self, prompts: Sequence[Encoded]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Hidden state of every prompt's last token, shape (rows, width), and every layer's keys and values."""
+        cache = DynamicCache()
+        last = self.run(prompts, [()] * len(prompts), cache)[:, 0]
+        return last, [(layer.keys, layer.values) for layer in cache.layers]
+
+    def extend(self, ids: Tensor, positions: Tensor, mask: Tensor, cache: PromptKeys | AnswerKeys) -> Tensor:
+        """Hidden states of answer tokens behind their prompts.
+
+        Args:
+            ids: Token ids, shape (rows, n).
+            positions: Their rotary positions, shape (rows, n).
+            mask: True where a token may look, shape (rows, 1, n, cached + n).
+            cache: Keys and values of what came before.
+        """
+        if self.axes > 1:
+            positions = positions.expand(self.axes, *positions.shape)
+        return self._text(self.embedding(ids), positions, mask, cache, None)
+
+    def _text(
+        self, embedded: Tensor, positions: Tensor, mask: Tensor | None, cache: Any, wanted: Tensor | None
+    ) -> Tensor:
+        if self.written_out:
+            return run_layers(self.text, embedded, positions, mask, cache, wanted)
+        arguments = {self._cache_name: cache, "use_cache": cache is not None}
+        output = self.text(inputs_embeds=embedded, position_ids=positions, attention_mask=mask, **arguments)
+        hidden: Tensor = output.last_hidden_state
+        return hidden if wanted is None else pick(hidden, wanted)
+
+    def _positions(self, prompts: Sequence[Encoded], longest: int) -> Tensor:
+        """Rotary positions, padding counted on; one row stands for all where they are the same."""
+        alike = not any(p.pictures for p in prompts) or all(p.positions is prompts[0].positions for p in prompts)
+        rows = prompts[:1] if alike else prompts
+        table = np.empty((self.axes, len(rows), longest), dtype=np.int64)
+        for number, prompt in enumerate(rows):
+            table[:, number, : len(prompt)] = prompt.positions
+            table[:, number, len(prompt) :] = prompt.next_position + np.arange(longest - len(prompt))
+        positions = torch.from_numpy(table).to(self.device)
+        return positions if self.axes > 1 else positions[0]
+
+    def _embed(self, ids: Tensor, prompts: Sequence[Encoded]) -> Tensor:
+        embedded: Tensor = self.embedding(ids)
+        pictures = [picture for prompt in prompts for picture in prompt.pictures]
+        if not pictures:
+            return embedded
+        where = np.zeros(tuple(ids.shape), dtype=bool)
+        for row, prompt in zip(where, prompts, strict=True):
+            row[: len(prompt)] = prompt.roles == Role.IMAGE
+        features = self._picture_features({picture.digest: picture for picture in pictures})
+        values = torch.cat([features[picture.digest] for picture in pictures]).to(embedded.dtype)
+        return embedded.masked_scatter(torch.from_numpy(where).to(self.device).unsqueeze(-1), values)
+
+    # ------------------------------------------------------------------------------------------------- pictures
+
+    def _picture_features(self, pictures: dict[bytes, Picture]) -> dict[bytes, Tensor]:
+        """Feature vectors (tokens, width) of distinct pictures; remembered where no gradient flows into the tower."""
+        parameters = list(self.model.model.visual.parameters())
+        if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
+            return self._encode_pictures(pictures)
+        version = (sum(parameter._version for parameter in parameters), *map(id, parameters))
+        if version != self._features_of:
+            self._features.clear()
+            self._features_of = version
+        fresh = {digest: picture for digest, picture in pictures.items() if digest not in self._features}
+        if fresh:
+            with torch.no_grad():
+                encoded = self._encode_pictures(fresh)
+            self._features.update({digest: feature.clone() for digest, feature in encoded.items()})
+        found = {digest: self._features[digest] for digest in pictures}
+        for digest in pictures:
+            self._features.move_to_end(digest)
+        _shrink(self._features, FEATURE_BYTES)
+        return found
+
+    def _encode_pictures(self, pictures: dict[bytes, Picture]) -> dict[bytes, Tensor]:
+        features: dict[bytes, Tensor] = {}
+        items = list(pictures.items())
+        for start in range(0, len(items), VISION_BATCH):
+            batch = items[start : start + VISION_BATCH]
+            patches = torch.cat([self._picture_patches(picture) for _, picture in batch]).to(self.device)
+            grids = torch.tensor([picture.grid for _, picture in batch], device=self.device)
+            output = self.model.get_image_features(patches, grids, return_dict=True).pooler_output
+            features.update({digest: feature for (digest, _), feature in zip(batch, output, strict=True)})
+        return features
+
+    def _picture_patches(self, picture: Picture) -> Tensor:
+        """Normalised patches as the image processor cuts them, shape (patches, values)."""
+        assert self.processor is not None
+        if picture.digest not in self._patches:
+            made = self.processor(images=[picture.image], return_tensors="pt")
+            self._patches[picture.digest] = made["pixel_values"]
+            _shrink(self._patches, PATCH_BYTES)
+        self._patches.move_to_end(picture.digest)
+        return self._patches[picture.digest]
+
+
+def _patches_by_matrix(embed: Any) -> None:
+    """Embed patches with one matrix product: the same as a convolution whose stride is its kernel, and much faster."""
+
+    def forward(patches: Tensor) -> Tensor:
+        kernel = embed.proj.weight.flatten(1)
+        return F.linear(patches.view(-1, kernel.shape[1]).to(kernel.dtype), kernel, embed.proj.bias)
+
+    embed.forward = forward
+
+
+def _shrink(store: OrderedDict[bytes, Tensor], limit: int) -> None:
+    """Forget the least recently used tensors until the store is within its limit (bytes)."""
+    total = sum(tensor.nbytes for tensor in store.values())
+    while total > limit and len(store) > 1:
+        total -= store.popitem(last=False)[1].nbytes

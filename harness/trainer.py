@@ -1,0 +1,333 @@
+"""One update of a policy from step rows. The trainer reads per-row streams; it never asks which method made them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+
+from harness import objective
+from harness.config import TrainConfig
+from harness.contracts import HarnessError, Ledger, Prompt
+from harness.methods import Method
+from harness.policy.local import LocalPolicy, Scores, plan_micro_batches
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step of one episode, as training sees it.
+
+    Attributes:
+        response: Sampled token ids.
+        logp_old: Their log-probs when they were sampled (theta_old).
+        episode: Index of the episode within the update.
+        group: Index of the task within the update; rows of one task share a mini-batch.
+        advantage: A, the same for all tokens; None where the row takes no part in the policy gradient.
+        teacher_prompt: What the teacher reads in place of ``prompt``; None where the row is not distilled.
+        success: Whether the episode succeeded (for statistics only).
+    """
+
+    prompt: Prompt
+    response: tuple[int, ...]
+    logp_old: tuple[float, ...]
+    episode: int
+    group: int
+    advantage: float | None
+    teacher_prompt: Prompt | None = None
+    success: bool = False
+
+    @property
+    def active(self) -> bool:
+        return self.advantage is not None or self.teacher_prompt is not None
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Per-row vectors over response tokens, computed before they are needed in a loss.
+
+    Attributes:
+        policy, distill, every: Weights of each token in the policy-gradient term, in the distillation term and in the
+            KL and entropy terms; each sums to 1 over the mini-batch's own active tokens.
+        reference: log pi_ref; empty without a KL term.
+        teacher: log pi_T for distilled rows; empty where the teacher is scored inside the loss.
+    """
+
+    policy: tuple[torch.Tensor, ...]
+    distill: tuple[torch.Tensor, ...]
+    every: tuple[torch.Tensor, ...]
+    reference: dict[int, torch.Tensor]
+    teacher: dict[int, torch.Tensor]
+
+
+def forward_flops(policy: LocalPolicy, prompts: Iterable[Prompt], response_tokens: int) -> float:
+    """Estimated cost of one forward pass: 2 x parameters x tokens, prompts included."""
+    return 2.0 * policy.parameters * (sum(policy.prompt_tokens(prompt) for prompt in prompts) + response_tokens)
+
+
+def score_rows(
+    policy: LocalPolicy, pairs: Sequence[tuple[Prompt, Sequence[int]]], temperature: float
+) -> list[torch.Tensor]:
+    """Log-probs of each response under each prompt, without gradient: one vector per pair."""
+    if not pairs:
+        return []
+    with torch.no_grad():
+        scores = policy.score(pairs, temperature=temperature)
+    return list(scores.logprobs.split(scores.lengths))
+
+
+def _record(totals: dict[str, float], statistics: objective.Stats, weights: torch.Tensor) -> None:
+    for name, value in statistics.items():
+        totals[name] += objective.average(value, weights).item()
+
+
+class Trainer:
+    """Owns the optimizer. ``policy`` is trained in place.
+
+    Args:
+        reference: Frozen policy of the KL term; required where ``config.kl > 0``. It is also the teacher and the
+            analyzer of methods that use the start's weights.
+        teacher: External teacher; required where the method's teacher has ``weights="external"``.
+    """
+
+    def __init__(
+        self,
+        policy: LocalPolicy,
+        method: Method,
+        config: TrainConfig,
+        *,
+        seed: int,
+        reference: LocalPolicy | None = None,
+        teacher: LocalPolicy | None = None,
+    ) -> None:
+        self.policy, self.method, self.config, self.seed = policy, method, config, seed
+        self.reference, self.teacher = reference, teacher
+        self.accelerator = Accelerator(cpu=policy.device.type == "cpu")
+        if self.accelerator.num_processes > 1:
+            raise HarnessError(
+                "training runs in one process; start several cells with --jobs instead of accelerate launch"
+            )
+        if config.gradient_checkpointing:
+            policy.model.gradient_checkpointing_enable()
+        optimizer = torch.optim.AdamW(
+            [p for p in policy.model.parameters() if p.requires_grad],
+            lr=config.learning_rate,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+        )
+        policy.model, self.optimizer = self.accelerator.prepare(policy.model, optimizer)
+        self.steps = 0
+
+    # ------------------------------------------------------------------------------------------ one update
+
+    def update(self, rows: Sequence[Row], number: int, ledger: Ledger) -> dict[str, float]:
+        """Optimise on the rows of update ``number`` (1-based) and return statistics; charge ``ledger``."""
+        rows = self._choose(rows, number)
+        if not rows:
+            return {"rows": 0.0}
+        self._set_learning_rate(number)
+        reference, teacher = self._score_reference(rows, ledger), self._score_teacher(rows, ledger)
+        totals: dict[str, float] = defaultdict(float)
+        batches = self._mini_batches(rows, number)
+        for batch in batches:
+            chosen = [rows[i] for i in batch]
+            known = [{j: stream[i] for j, i in enumerate(batch) if i in stream} for stream in (reference, teacher)]
+            self._optimise(chosen, self._streams(chosen, *known), totals, ledger)
+        return {"rows": float(len(rows)), **{name: value / len(batches) for name, value in totals.items()}}
+
+    def _choose(self, rows: Sequence[Row], number: int) -> list[Row]:
+        """Rows that any loss term uses, at most ``max_rows`` of them, drawn without replacement."""
+        active = [row for row in rows if row.active and row.response]
+        limit = self.config.max_rows
+        if limit is None or len(active) <= limit:
+            return active
+        chosen = np.random.default_rng([self.seed, number, 1]).choice(len(active), limit, replace=False)
+        return [active[i] for i in sorted(chosen)]
+
+    def _mini_batches(self, rows: Sequence[Row], number: int) -> list[list[int]]:
+        """Split by task, so that equal states stay together and are encoded once; sizes are balanced greedily."""
+        by_group: dict[int, list[int]] = defaultdict(list)
+        for index, row in enumerate(rows):
+            by_group[row.group].append(index)
+        order = np.random.default_rng([self.seed, number, 2]).permutation(sorted(by_group))
+        batches: list[list[int]] = [[] for _ in range(min(self.config.mini_batches, len(order)))]
+        for group in order:
+            min(batches, key=len).extend(by_group[int(group)])
+        return batches
+
+    def _set_learning_rate(self, number: int) -> None:
+        rise = self.config.warmup * self.config.updates
+        scale = min(1.0, number / rise) if rise else 1.0
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate * scale
+
+    # ------------------------------------------------------------------------------------------ scoring
+
+    def _score_reference(self, rows: Sequence[Row], ledger: Ledger) -> dict[int, torch.Tensor]:
+        """log pi_ref for the KL term."""
+        if self.config.kl == 0:
+            return {}
+        if self.steps == 0:  # the reference is the policy itself: its sampling log-probs are the answer
+            return {i: torch.tensor(row.logp_old) for i, row in enumerate(rows)}
+        pairs = [(row.prompt, row.response) for row in rows]
+        self._charge(self._reference(), pairs, ledger)
+        return dict(enumerate(score_rows(self._reference(), pairs, self.config.temperature)))
+
+    def _score_teacher(self, rows: Sequence[Row], ledger: Ledger) -> dict[int, torch.Tensor]:
+        """log pi_T of the sampled tokens, where the teacher does not change during the update."""
+        spec, signal = self.method.teacher, self.method.signal
+        if spec is None or signal is None or signal.vocabulary == "full" or spec.weights == "current":
+            return {}
+        scorer = self._scorer(spec.weights)
+        known: dict[int, torch.Tensor] = {}
+        if scorer is self.policy:  # same weights and same prompt: the sampling log-probs are the answer
+            known = {i: torch.tensor(r.logp_old) for i, r in enumerate(rows) if r.teacher_prompt == r.prompt}
+        todo = {
+            i: (row.teacher_prompt, row.response)
+            for i, row in enumerate(rows)
+            if row.teacher_prompt is not None and i not in known
+        }
+        self._charge(scorer, list(todo.values()), ledger)
+        ledger.rescored_tokens += sum(len(response) for _, response in todo.values())
+        scored = score_rows(scorer, list(todo.values()), self.config.temperature)
+        return known | dict(zip(todo, scored, strict=True))
+
+    def _charge(self, policy: LocalPolicy, pairs: Sequence[tuple[Prompt, Sequence[int]]], ledger: Ledger) -> None:
+        tokens = sum(len(response) for _, response in pairs)
+        ledger.flops += forward_flops(policy, (prompt for prompt, _ in pairs), tokens)
+
+    def _scorer(self, weights: str) -> LocalPolicy:
+        if weights == "external":
+            return self._teacher()
+        return self._reference() if weights == "start" else self.policy
+
+    def _reference(self) -> LocalPolicy:
+        if self.reference is None:
+            raise ValueError("this configuration needs the start policy as reference")
+        return self.reference
+
+    def _teacher(self) -> LocalPolicy:
+        if self.teacher is None:
+            raise ValueError("this method needs an external teacher")
+        return self.teacher
+
+    # ------------------------------------------------------------------------------------------ optimising
+
+    def _streams(
+        self, rows: Sequence[Row], reference: dict[int, torch.Tensor], teacher: dict[int, torch.Tensor]
+    ) -> Streams:
+        """Weights of a mini-batch, beside the log-probs that are already known."""
+        lengths = [len(row.response) for row in rows]
+        repeats = torch.tensor(lengths)
+        episodes = torch.tensor([row.episode for row in rows]).repeat_interleave(repeats)
+
+        def weights(active: Sequence[bool], normalise: Literal["token", "episode"]) -> tuple[torch.Tensor, ...]:
+            mask = torch.tensor(active).repeat_interleave(repeats)
+            return objective.token_weights(mask, normalise, episodes).split(lengths)
+
+        return Streams(
+            policy=weights([row.advantage is not None for row in rows], self.config.normalise),
+            distill=weights([row.teacher_prompt is not None for row in rows], "token"),
+            every=weights([True] * len(rows), "token"),
+            reference=reference,
+            teacher=teacher,
+        )
+
+    def _optimise(self, rows: Sequence[Row], streams: Streams, totals: dict[str, float], ledger: Ledger) -> None:
+        """One optimizer step: the gradients of all micro-batches add up to the mini-batch's."""
+        pairs = [(row.prompt, row.response) for row in rows]
+        self.optimizer.zero_grad(set_to_none=True)
+        for part in plan_micro_batches(self.policy, pairs, self.config.token_budget):
+            self.accelerator.backward(self._loss(rows, part, streams, totals))
+        norm = self.accelerator.clip_grad_norm_(self.policy.model.parameters(), self.config.grad_clip)
+        totals["grad_norm"] += float(norm)
+        if torch.isfinite(norm):
+            self.optimizer.step()
+            self.steps += 1
+            ledger.optimizer_steps += 1
+        else:
+            totals["skipped_steps"] += 1
+        tokens = sum(len(row.response) for row in rows)
+        ledger.trained_tokens += tokens
+        ledger.flops += 3 * forward_flops(self.policy, (row.prompt for row in rows), tokens)
+
+    def _loss(
+        self, rows: Sequence[Row], part: Sequence[int], streams: Streams, totals: dict[str, float]
+    ) -> torch.Tensor:
+        """Loss of one micro-batch, the rows ``part``. All vectors are flat [N] over their response tokens."""
+        config, signal = self.config, self.method.signal
+        chosen = [rows[i] for i in part]
+        scores = self.policy.score(
+            [(row.prompt, row.response) for row in chosen],
+            temperature=config.temperature,
+            entropy=True,
+            distribution=signal is not None and signal.vocabulary == "full",
+        )
+        logp = scores.logprobs
+        old = torch.tensor([value for row in chosen for value in row.logp_old])
+        advantage = torch.tensor([row.advantage or 0.0 for row in chosen for _ in row.response])
+        policy, every = (torch.cat([weight[i] for i in part]) for weight in (streams.policy, streams.every))
+
+        per_token, statistics = objective.policy_gradient(logp, old, advantage, config.clip, config.dual_clip)
+        loss = objective.average(per_token, policy)
+        _record(totals, statistics, policy)
+        entropy = objective.average(scores.require_entropy(), every)
+        terms = {"loss/policy": loss, "entropy": entropy}
+        if config.entropy:
+            loss = loss - config.entropy * entropy
+        if config.kl:
+            reference = torch.cat([streams.reference[i] for i in part])
+            terms["loss/kl"] = objective.average(objective.kl_k3(logp, reference), every)
+            loss = loss + config.kl * terms["loss/kl"]
+        if signal is not None:
+            terms["loss/distill"] = self._distill(rows, part, scores, old, streams, totals)
+            loss = loss + signal.coefficient * terms["loss/distill"]
+        for name, term in terms.items():
+            totals[name] += term.item()
+        return loss
+
+    def _distill(
+        self,
+        rows: Sequence[Row],
+        part: Sequence[int],
+        scores: Scores,
+        old: torch.Tensor,
+        streams: Streams,
+        totals: dict[str, float],
+    ) -> torch.Tensor:
+        """The method's signal, summed over the active tokens of the micro-batch."""
+        signal, spec = self.method.signal, self.method.teacher
+        if signal is None or spec is None:
+            raise ValueError("no teacher to distil from")
+        weight = torch.cat([streams.distill[i] for i in part])
+        pairs = [(rows[i].teacher_prompt or rows[i].prompt, rows[i].response) for i in part]
+        if signal.vocabulary == "full":
+            with torch.no_grad():
+                theirs = self._scorer(spec.weights).score(pairs, temperature=self.config.temperature, distribution=True)
+            per_token = objective.reverse_kl_full(scores.require_distribution(), theirs.require_distribution())
+            return objective.average(per_token, weight)
+        if spec.weights == "current":
+            teacher = torch.cat(score_rows(self.policy, pairs, self.config.temperature))
+        else:
+            teacher = torch.cat([streams.teacher.get(i, torch.zeros(len(rows[i].response))) for i in part])
+        if signal.kind == "reverse_kl":
+            per_token, statistics = objective.reverse_kl_sampled(scores.logprobs, old, teacher, self.config.clip)
+        else:
+            per_token, statistics = objective.gated_nll(scores.logprobs, teacher, signal.beta, signal.centred)
+        _record(totals, {f"skill/{name}": value for name, value in statistics.items()}, weight)
+        return objective.average(per_token, weight)
+
+    # ------------------------------------------------------------------------------------------ persistence
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold besides the weights."""
+        return {"optimizer": self.optimizer.state_dict(), "steps": self.steps, "rng": torch.get_rng_state()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.steps = int(state["steps"])
+        torch.set_rng_state(state["rng"])

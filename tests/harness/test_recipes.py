@@ -1,0 +1,155 @@
+"""Recipes: overrides, merging, what enters a cell's hash, and errors that name the nearest valid setting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from harness.config import CellConfig, Recipe
+from harness.contracts import HarnessError
+from harness.policy import load
+from harness.recipes import expand, load_recipe, packaged
+
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "policy": "tiny",
+    "teacher": "tiny-teacher",
+    "methods": ["grpo", "seed", "opd-teacher"],
+    "baselines": ["oracle"],
+    "seeds": [0, 1],
+    "train": {"updates": 5, "tasks": 2},
+    "eval": {"panel_size": 4, "every": 2},
+    "envs": [
+        {"env": {"id": "EZPoints-v1"}, "train": {"updates": 7}},
+        {
+            "env": {"id": "Sokoban-v1", "max_steps": 9},
+            "methods": {"seed": {"signal": {"beta": 1}, "train": {"updates": 8}}},
+        },
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def embedded_policies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded policies count as built."""
+    check = load.check_policy_spec
+    monkeypatch.setattr(load, "check_policy_spec", lambda spec: spec if spec in load.PACKAGED else check(spec))
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(SMALL))
+    return str(path)
+
+
+def trained(recipe: Recipe) -> dict[tuple[str, str, int], CellConfig]:
+    return {(cell.env.id, cell.method.name, cell.seed): cell for cell in expand(recipe) if cell.method}
+
+
+def test_the_grid(small: str) -> None:
+    cells = expand(load_recipe(small))
+    played = [(cell.env.id, cell.policy, cell.seed) for cell in cells if cell.method is None]
+    assert len(cells) == len({cell.hash for cell in cells}) == 2 * 2 * (2 + 3)
+    assert played[:4] == [("EZPoints-v1", policy, seed) for policy in ("oracle", "tiny") for seed in (0, 1)]
+
+
+def test_overlays_and_card_defaults(small: str) -> None:
+    cells = trained(load_recipe(small))
+    updates = {key[:2]: cell.train.updates for key, cell in cells.items() if cell.train}
+    assert updates["EZPoints-v1", "grpo"] == 7
+    assert updates["Sokoban-v1", "grpo"] == 5
+    assert updates["Sokoban-v1", "seed"] == 8
+    seed = cells["Sokoban-v1", "seed", 0]
+    assert seed.method is not None
+    assert seed.method.signal is not None
+    assert (seed.method.signal.beta, seed.method.signal.coefficient) == (1, 0.01)
+    assert (seed.env.max_steps, seed.env.history) == (9, 0)
+    assert cells["EZPoints-v1", "seed", 0].env.max_steps == 8
+
+
+def test_only_what_matters_enters_a_hash(small: str) -> None:
+    before = trained(load_recipe(small))
+    after = trained(load_recipe(small, ["stage1.epochs=1", "teacher=tiny", "analysis.max_tokens=7"]))
+    changed = {key[1] for key in before if before[key].hash != after[key].hash}
+    assert changed == {"seed", "opd-teacher"}
+    assert before["EZPoints-v1", "grpo", 0].stage1 is None
+    assert before["EZPoints-v1", "seed", 0].teacher == ""
+    every = [load_recipe(small, [f"eval.every={n}"]) for n in (2, 3)]
+    played = [{cell.hash for cell in expand(recipe) if cell.method is None} for recipe in every]
+    assert played[0] == played[1]
+
+
+def test_overrides(small: str) -> None:
+    recipe = load_recipe(small, ["envs=[Sokoban-v1]", "methods=[grpo]", "seeds=[3]", "train.learning_rate=1e-4"])
+    (cell,) = trained(recipe).values()
+    assert (cell.env.id, cell.seed) == ("Sokoban-v1", 3)
+    assert cell.train is not None
+    assert cell.train.learning_rate == 1e-4
+
+
+def test_a_shared_override_wins_over_environments_and_methods(small: str) -> None:
+    cells = trained(load_recipe(small, ["train.updates=3"]))
+    assert {cell.train.updates for cell in cells.values() if cell.train} == {3}
+    cells = trained(load_recipe(small, ["envs.Sokoban-v1.train.updates=4"]))
+    assert {(key[0], key[1], cell.train.updates) for key, cell in cells.items() if cell.train and key[2] == 0} == {
+        *(("EZPoints-v1", method, 7) for method in SMALL["methods"]),
+        ("Sokoban-v1", "grpo", 4),
+        ("Sokoban-v1", "seed", 8),
+        ("Sokoban-v1", "opd-teacher", 4),
+    }
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.updatez=3", "unknown setting 'updatez'; did you mean 'updates'?"),
+        ("train.updates=x", "train.updates: input should be a valid integer"),
+        ("train.normalise=tokens", "input should be 'token' or 'episode'"),
+        ("sedes=[0]", "unknown setting 'sedes'; did you mean 'seeds'?"),
+        ("envs=[Sokoban]", "unknown environment of this recipe 'Sokoban'; did you mean 'Sokoban-v1'?"),
+        ("envs.EZPoint-v1.train.updates=3", "did you mean 'EZPoints-v1'?"),
+        ("envs.Sokoban-v1.env.id=Sokobahn-v1", "unknown environment 'Sokobahn-v1'; did you mean 'Sokoban-v1'?"),
+        ("envs.Sokoban-v1.env.options.boxs=2", "unknown option of Sokoban-v1 'boxs'; did you mean 'boxes'?"),
+        (
+            "envs.Sokoban-v1.train.updatez=3",
+            "envs.Sokoban-v1.train: unknown setting 'updatez'; did you mean 'updates'?",
+        ),
+        ("envs.Sokoban-v1.methods.seed.signal.bta=3", "signal: unknown setting 'bta'; did you mean 'beta'?"),
+        ("envs.Sokoban-v1.methods.grpo.stage1.epochs=3", "methods.grpo: unknown setting 'stage1'"),
+        ("methods=[grp]", "unknown method 'grp'; did you mean 'grpo'?"),
+        ("eval.panel=evil", "unknown panel of EZPoints-v1 'evil'; did you mean 'eval'?"),
+        ("policy=orakle", "unknown policy 'orakle'; did you mean 'oracle'?"),
+        ("policy=random", "policy 'random' cannot be trained"),
+        ("teacher=oracle", "policy 'oracle' cannot be a teacher"),
+        ("seeds=[]", "has no cells"),
+        ("train", "is not of the form key=value"),
+        ("train=[", "is not a YAML value"),
+    ],
+)
+def test_bad_overrides(small: str, override: str, message: str) -> None:
+    with pytest.raises(HarnessError) as error:
+        expand(load_recipe(small, [override]))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="unknown recipe 'quik'; did you mean 'quick'"):
+        load_recipe("quik")
+    with pytest.raises(HarnessError, match="no such recipe file"):
+        load_recipe(str(tmp_path / "none.yaml"))
+    for text, message in (("a: [", "is not YAML"), ("- 1", "does not hold a recipe"), ("name: x", "field required")):
+        (tmp_path / "bad.yaml").write_text(text)
+        with pytest.raises(HarnessError, match=message) as error:
+            load_recipe(str(tmp_path / "bad.yaml"))
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", packaged())
+def test_packaged_recipes_expand(name: str) -> None:
+    assert load_recipe(name).name == name
+    assert expand(load_recipe(name))

@@ -1,0 +1,317 @@
+"""The reporter on a made-up run: what is compared, what is refused, and that nothing a model wrote is ever markup."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+from rich.console import Console, RenderableType
+from synthetic_run import METHODS, card, write_cell, write_manifest, write_run
+
+from harness import comparison_tables, figures, frames
+from harness.config import CellConfig, EnvConfig, TrainConfig
+from harness.contracts import HarnessError, Ledger
+from harness.report import comparison_text, read, write_report
+from harness.statistics import Estimate
+from harness.tables import Column, Table, latex, markdown, rich_table, to_csv
+
+HOSTILE = "</script><script>alert(1)</script> a|b\nc & <img src=x onerror=alert(2)> {{ 7*7 }} $x_1$"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("run") / "study", skill=HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def page(run: Path) -> str:
+    return write_report(run).read_text()
+
+
+def trained(**settings: object) -> CellConfig:
+    return CellConfig(env=EnvConfig(id="Sokoban-v1"), method=METHODS["grpo"], train=TrainConfig(updates=5), **settings)
+
+
+def printed(part: RenderableType) -> str:
+    console = Console(width=200, file=io.StringIO())
+    console.print(part)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def cell_of(directory: Path, method: str) -> Path:
+    found = frames.cells(directory)
+    return directory / "cells" / found.loc[found["method"] == method, "cell"].iloc[0]
+
+
+# ------------------------------------------------------------------------------------------------- reading
+
+
+def test_frames_have_one_row_per_cell_episode_and_update(run: Path) -> None:
+    found = frames.cells(run)
+    assert len(found) == 36
+    assert set(found["method"]) == {"random", "base (tiny)", "grpo", "opd-teacher", "seed", "oracle"}
+    assert len(frames.evaluations(run)) == 48 * (18 + 18 * 9)
+    assert len(frames.updates(run)) == 18 * 40
+    assert "stop_reasons/max_steps" in frames.updates(run)
+    assert set(frames.skills(run)["method"]) == {"seed"}
+
+
+def test_evaluation_numbers_arrive_in_the_table_unchanged(run: Path) -> None:
+    episodes = frames.evaluations(run)
+    last = episodes[(episodes["method"] == "grpo") & (episodes["env"] == "Sokoban-v1") & (episodes["update"] == 40)]
+    arm = read(run).comparison.arms["Sokoban-v1", "grpo"]
+    assert arm.final.value == pytest.approx(last["success"].mean())
+    assert arm.spent("episodes")[:, 0].tolist() == [128 * u for u in range(0, 41, 5)]
+    seed = read(run).comparison.arms["Sokoban-v1", "seed"]
+    assert seed.spent("sampled_tokens")[0, 0] == 256 * (108 + 24)  # stage 1 and its analyses are charged
+
+
+@pytest.mark.parametrize("content", [None, "", "cells"])
+def test_nothing_to_report_is_one_clear_line(tmp_path: Path, content: str | None) -> None:
+    directory = tmp_path / "run"
+    if content is not None:
+        (directory / content).mkdir(parents=True)
+    with pytest.raises(HarnessError, match=r"no results at|no finished cell in") as error:
+        write_report(directory)
+    assert "\n" not in str(error.value)
+    assert not (directory / "report.html").exists()
+
+
+def test_unfinished_cells_are_left_out_and_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", envs=("Sokoban-v1",), methods=("grpo",), tasks=8, updates=5)
+    unfinished = cell_of(run, "grpo")
+    (unfinished / "manifest.json").unlink()
+    with (unfinished / "evals.jsonl").open("a") as file:
+        file.write('{"update": 5, "led')  # killed while writing
+    results = read(run)
+    assert results.unfinished == ["Sokoban-v1 grpo seed 0"]
+    assert results.comparison.arms["Sokoban-v1", "grpo"].seeds == (1,)
+    assert "Unfinished, not in the tables: Sokoban-v1 grpo seed 0" in printed(comparison_text(run))
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("evals.jsonl", lambda text: text.replace('"update": 5', '"update" 5', 1), r"evals\.jsonl, line 2: not JSON"),
+        ("evals.jsonl", lambda text: text.rstrip("\n")[:-3], r"evals\.jsonl, line 2: the line is cut off"),
+        ("evals.jsonl", lambda text: text.replace("results", "result"), r"evals\.jsonl, line 1: no 'results'"),
+        ("config.json", lambda text: text.replace('"seed":0', '"seed":"x"'), r"config\.json: seed: "),
+        ("manifest.json", lambda text: text.replace("parser", "parsre"), r"manifest\.json: protocol .*parser"),
+        ("manifest.json", lambda text: text[:40], r"cannot read .*manifest\.json"),
+    ],
+)
+def test_damaged_files_are_named_with_their_line(tmp_path: Path, file: str, damage: object, message: str) -> None:
+    (tmp_path / "cells").mkdir()
+    path = write_cell(tmp_path, trained(), {0: 0.1, 5: 0.5}, 8) / file
+    path.write_text(damage(path.read_text()))  # type: ignore[operator]
+    with pytest.raises(HarnessError, match=message):
+        read(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------- comparability
+
+
+def test_different_cards_are_shown_apart_with_the_fields_that_differ(tmp_path: Path) -> None:
+    other = replace(card("Sokoban-v1"), max_steps=30, history=5)
+    for seed in (0, 1):
+        write_cell(tmp_path, trained(seed=seed), {0: 0.1, 5: 0.5}, 16)
+    write_cell(tmp_path, trained(seed=2), {0: 0.1, 5: 0.9}, 16, protocol=other)
+    comparison = read(tmp_path).comparison
+    assert [(s.name, s.main) for s in comparison.settings] == [("Sokoban-v1", True), ("Sokoban-v1 (protocol 2)", False)]
+    assert comparison.arms["Sokoban-v1", "grpo"].seeds == (0, 1)
+    assert comparison.arms["Sokoban-v1 (protocol 2)", "grpo"].seeds == (2,)
+    (note,) = comparison.card_notes
+    assert "not comparable" in note
+    assert "history (2 / 5), max_steps (15 / 30)" in note
+    assert note in comparison_tables.comparison_table(comparison).notes
+    assert comparison_tables.paired_table(comparison).rows == ()
+
+
+def test_scripted_policies_join_the_setting_of_the_policies_they_stand_beside(run: Path) -> None:
+    settings = read(run).comparison.settings
+    assert [s.name for s in settings] == [
+        "ALFWorld-v1",
+        "EZPoints-v1",
+        "Sokoban-v1",
+    ]  # though their prompt hash differs
+
+
+def test_trainings_that_differ_in_a_setting_are_not_taken_for_seeds(tmp_path: Path) -> None:
+    write_cell(tmp_path, trained(), {0: 0.1, 5: 0.5}, 8)
+    hot = trained(seed=1).model_copy(update={"train": TrainConfig(updates=5, learning_rate=0.1)})
+    write_cell(tmp_path, hot, {0: 0.1, 5: 0.0}, 8)
+    methods = read(tmp_path).comparison.methods
+    assert methods == ["grpo (train/learning_rate=0.1)", "grpo (train/learning_rate=1e-06)"]
+
+
+def test_crashed_episodes_are_excluded_and_counted(tmp_path: Path) -> None:
+    path = write_cell(tmp_path, trained(), {0: 0.0, 5: 0.0}, 16)
+    lines = (path / "evals.jsonl").read_text().splitlines()
+    lines[1] = lines[1].replace('"stop_reason": "max_steps"', '"stop_reason": "env_error"', 4)
+    (path / "evals.jsonl").write_text("\n".join(lines) + "\n")
+    results = read(tmp_path)
+    arm = results.comparison.arms["Sokoban-v1", "grpo"]
+    assert arm.excluded == 4
+    assert arm.n == "1 × 12 (4 excluded)"
+    row = comparison_tables.seeds_table(results.comparison, results.evaluations).rows[0]
+    assert row[5:7] == (12, 4)
+
+
+def test_the_tables_say_what_was_made_up(run: Path) -> None:
+    results = read(run)
+    differences = comparison_tables.paired_table(results.comparison)
+    found = {(row[0], row[1]): row[2:] for row in differences.rows}
+    difference, p, *_ = found["Sokoban-v1", "grpo − base (tiny)"]
+    assert isinstance(difference, Estimate)
+    assert difference.low > 0.2
+    assert p < 0.001
+    assert all("oracle" not in comparison for _, comparison in found)
+    efficiency = comparison_tables.efficiency_table(results.comparison, ("episodes",))
+    area = {(row[0], row[1]): row[2].value for row in efficiency.rows}
+    assert area["Sokoban-v1", "opd-teacher"] > area["Sokoban-v1", "grpo"]
+    final = comparison_tables.comparison_table(results.comparison)
+    assert [row[0] for row in final.rows] == ["random", "base (tiny)", "grpo", "opd-teacher", "seed", "oracle"]
+
+
+# ---------------------------------------------------------------------------------------------- renderings
+
+
+def awkward() -> Table:
+    columns = (Column("a|b_\n<c>"), Column("rate", "range", "+.1f"), Column("n", "number", ",.0f"))
+    rows = (
+        ("50% & $x_1$ #{~^\\}", Estimate(-0.123, -0.2, -0.0001), 1234.0),
+        ("=1+1", Estimate(float("nan"), float("nan"), float("nan")), None),
+        ("[red]x[/red] [a](javascript:b) `c` *d*", Estimate(0.5, float("nan"), float("nan")), float("inf")),
+    )
+    return Table("awkward", "T|itle", columns, rows, ("note_1",), (("E_1", card("E_1")),))
+
+
+def test_markdown_keeps_its_cells() -> None:
+    lines = markdown(awkward()).splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    assert len(rows) == 5
+    assert all(len(re.findall(r"(?<!\\)\|", row)) == 4 for row in rows)
+    assert rows[0].startswith(r"| a\|b\_ &lt;c&gt; |")
+    assert r"[a\](javascript:b) \`c\` \*d\*" in rows[4]
+    assert "−12.3 [−20.0, 0.0] | 1,234 |" in rows[2]
+    assert "prompt hash: feedbeef0123" in lines[-1]
+
+
+def test_latex_escapes_every_special_character() -> None:
+    text = latex(awkward())
+    assert (
+        r"50\% \& \$x\_1\$ \#\{\textasciitilde{}\textasciicircum{}\textbackslash{}\} & $-$12.3 [$-$20.0, 0.0]" in text
+    )
+    body = text.split(r"\midrule")[1].split(r"\bottomrule")[0]
+    assert len(re.findall(r"(?<!\\)&", body)) == 2 * 3
+    assert text.count("{") == text.count("}")
+
+
+def test_csv_holds_full_precision_and_no_formulas(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(to_csv(awkward()))
+    found = pd.read_csv(tmp_path / "t.csv")
+    assert found["rate low"].tolist()[0] == -0.2
+    assert found.iloc[1, 0] == "'=1+1"
+    assert found["n"].isna().tolist() == [False, True, True]
+
+
+def test_terminal_shows_markup_as_it_is() -> None:
+    text = printed(rich_table(awkward()))
+    assert "[red]x[/red]" in text
+    assert "max steps: 15" in text
+
+
+# --------------------------------------------------------------------------------------------- whole report
+
+
+def test_everything_is_written(run: Path, page: str) -> None:
+    names = {"comparison", "differences", "efficiency", "kinds-alfworld-v1", "ledger", "runs"}
+    written = {path.name for path in (run / "tables").iterdir()}
+    assert written == {f"{name}.{e}" for name in names for e in ("csv", "md", "tex")} | {"protocol.csv"}
+    drawn = {path.name for path in (run / "figures").iterdir()}
+    assert {"efficiency-episodes.svg", "efficiency-sampled_tokens.png", "final.png", "dynamics-skills.svg"} <= drawn
+    for table in ("comparison", "runs"):
+        rows = list(csv.reader((run / "tables" / f"{table}.csv").open()))
+        assert all(len(row) == len(rows[0]) for row in rows)
+    assert "2 × 48" in page
+    assert not list(run.rglob("*.tmp"))
+
+
+def test_the_page_needs_nothing_but_itself(page: str) -> None:
+    targets = re.findall(r'(?:src|href)="([^"#][^"]*)"', page)
+    assert all(target.startswith(("tables/", "figures/")) for target in targets)
+    assert not re.search(r"@import|url\((?!#)", page)
+
+
+def test_model_output_is_escaped_everywhere(page: str) -> None:
+    assert "alert(1)" in page  # the skill is shown ...
+    assert page.count("<script>") == 1  # ... and the only script is ours
+    assert "<img" not in page
+    assert "<b>a desk" not in page
+    assert "&lt;b&gt;a desk" in page
+    assert "{{ 7*7 }}" in page
+
+
+def test_ids_in_the_page_are_unique(page: str) -> None:
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+
+
+def test_figures_are_the_same_bytes_every_time(run: Path) -> None:
+    first, second = (figures.render(figures.final_success(read(run).comparison)) for _ in range(2))
+    assert first == second
+    ElementTree.fromstring(first["svg"])
+
+
+def test_hostile_method_names_do_not_break_a_figure(tmp_path: Path) -> None:
+    method = METHODS["grpo"].model_copy(update={"name": r"$\bad{ --><script>"})
+    config = trained().model_copy(update={"method": method})
+    write_cell(tmp_path, config, {0: 0.1, 5: 0.4}, 8)
+    svg = figures.render(figures.sample_efficiency(read(tmp_path).comparison, "episodes"))["svg"]
+    ElementTree.fromstring(svg)
+    assert b"<script" not in svg
+
+
+def test_evaluation_alone_makes_a_report(tmp_path: Path) -> None:
+    write_cell(tmp_path, CellConfig(env=EnvConfig(id="EZPoints-v1"), policy="tiny"), {0: 0.2}, 8)
+    page = write_report(tmp_path).read_text()
+    assert "Sample efficiency" not in page
+    assert not (tmp_path / "tables" / "ledger.csv").exists()
+
+
+def test_warnings_of_a_cell_stand_before_the_numbers(tmp_path: Path) -> None:
+    path = write_cell(tmp_path, CellConfig(env=EnvConfig(id="EZPoints-v1"), policy="tiny"), {0: 0.2}, 8)
+    write_manifest(path, card("EZPoints-v1"), Ledger(), {"warnings": ["no distillation token was active"]})
+    page = write_report(tmp_path).read_text()
+    assert page.index("no distillation token was active") < page.index("<table")
+
+
+@pytest.mark.slow
+def test_browser_builds_tabs_and_sorts(run: Path, page: str, tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium on this machine")
+    click = "<script>document.querySelector('#result tr.heads th:nth-child(2) button').click()</script></body>"
+    copy = tmp_path / "page.html"
+    copy.write_text(page.replace("</body>", click))
+    done = subprocess.run(
+        [
+            browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+            "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}",
+            "--dump-dom", copy.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout.count('<div role="tablist"') == 2
+    assert 'aria-sort="descending"' in done.stdout
+    first = re.search(r'<section id="result">.*?<tbody>\s*<tr><td[^>]*>([^<]+)', done.stdout, re.DOTALL)
+    assert first
+    assert first.group(1) == "oracle"
