@@ -26,7 +26,7 @@ from harness.policy.local import LocalPolicy
 from harness.pool import EnvPool
 from harness.progress import Progress
 from harness.provenance import provenance
-from harness.registry import make_env
+from harness.registry import env_class, make_env
 from harness.rollout import Job, Rules, rollout
 from harness.store import CellDir
 
@@ -78,10 +78,11 @@ class Session:
 
     @classmethod
     def open(cls, config: CellConfig, cell: CellDir, report: Callable[[Progress], None], workers: int) -> Session:
-        env = make_env(config.env.id, config.env.options)
+        options = env_options(config)
+        env = make_env(config.env.id, options)
         panel = env.panel(config.eval.panel, config.eval.panel_size)
         policy = load_policy(config.policy, env)
-        pool = EnvPool(config.env.id, config.env.options, workers=workers, want_expert=policy.needs_expert)
+        pool = EnvPool(config.env.id, options, workers=workers, want_expert=policy.needs_expert)
         return cls(config, cell, report, env, pool, policy, panel)
 
     def rules(self, temperature: float) -> Rules:
@@ -192,6 +193,13 @@ class Session:
                 "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             }
         )
+
+
+def env_options(config: CellConfig) -> dict[str, Any]:
+    """Constructor options of the cell's environment; its own step limit, if it has one, follows the protocol's."""
+    limit = config.env.max_steps
+    follows = limit is not None and "max_steps" in env_class(config.env.id).option_names
+    return {**config.env.options, "max_steps": limit} if follows else dict(config.env.options)
 
 
 def describe(panel: Panel) -> dict[str, Any]:

@@ -55,7 +55,13 @@ Batch size and number of workers change the speed, never the score.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    options = parser().parse_args(arguments)
+    top = parser()
+    options, rest = top.parse_known_args(arguments)
+    # argparse closes a list of positional arguments at the first option; overrides may also follow one.
+    if rest and (not hasattr(options, "overrides") or any(argument.startswith("-") for argument in rest)):
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.overrides += rest
     try:
         return int(options.run(options))
     except HarnessError as error:

@@ -46,16 +46,15 @@ def comparison_table(comparison: Comparison) -> Table:
             row += _over_environments(comparison, main, method)
         rows.append(tuple(row))
     notes = [
-        "Success and score in %, at the last evaluation; ± half the 95 % bootstrap interval over seeds and tasks"
-        " (all outcomes alike: Wilson interval over tasks).",
+        "Success and score in %, at the last evaluation; ± the longer side of the 95 % bootstrap interval over seeds"
+        " and tasks (all outcomes alike: Wilson interval over tasks).",
         _sizes(comparison),
     ]
     if len(main) > 1:
-        beat = f", P(> {reference}) the chance that a run beats one of {reference}" if reference else ""
+        beat = f"; P(> {reference}), the chance that a run beats one of {reference}" if reference else ""
         notes.append(
-            "Average: every environment weighs the same; IQM: interquartile mean over environments and seeds"
-            + beat
-            + "."
+            "Average: every environment weighs the same. In the CSV file and on the page also: IQM, the interquartile"
+            f" mean over environments and seeds{beat}."
         )
     title = "Final success by method and environment"
     return Table("comparison", title, tuple(columns), tuple(rows), (*notes, *comparison.card_notes), comparison.cards)
@@ -200,7 +199,7 @@ def kinds_table(comparison: Comparison, setting: Setting) -> Table:
         macro = st.success_interval(st.macro(outcomes), replicates, outcomes.played)
         by_kind = [st.micro(outcomes.where(mask)) for mask in masks.values()]
         rows.append((arm.method, arm.final, macro, *by_kind))
-    notes = ("Success in %. Micro: over all episodes; macro: mean over kinds; ± half the 95 % bootstrap interval.",)
+    notes = ("Success in %. Micro: over all episodes; macro: mean over kinds; ± the longer side of the 95 % interval.",)
     title = f"{setting.name}: success by kind of task"
     name = f"kinds-{setting.name.replace(' ', '-').replace('(', '').replace(')', '').lower()}"
     return Table(name, title, columns, tuple(rows), notes, ((setting.name, setting.card),))

@@ -89,8 +89,9 @@ def render(figure: Figure) -> dict[str, bytes]:
     """The figure as ``svg`` and ``png`` (200 dpi), without a date in them."""
     rendered = {}
     with style():
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # laid out once, not again for each form
+        if layout := figure.get_layout_engine():
+            layout.execute(figure)
+            figure.set_layout_engine("none")  # laid out once, not again for each form
         for kind, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
             out = io.BytesIO()
             figure.savefig(out, format=kind, dpi=200, metadata=metadata)
@@ -208,5 +209,7 @@ def _legend(figure: Figure) -> None:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     if entries:
-        columns = min(len(entries), 2 + 2 * max(1, round(figure.get_figwidth() / COLUMN)))
+        widths = [0.45 + 0.065 * len(label) for label in entries]  # inches, handle and text
+        room = figure.get_figwidth()
+        columns = len(entries) if sum(widths) <= room else max(1, int(room / max(widths)))
         figure.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=columns)

@@ -81,12 +81,27 @@ class Method(Frozen):
             raise ValueError(
                 "the gate compares one model with and without a skill; an external teacher needs reverse_kl"
             )
+        full = self.signal is not None and self.signal.vocabulary == "full"
+        if full and self.signal and self.signal.kind == "gated_nll":
+            raise ValueError("the gate weighs sampled tokens; a full vocabulary needs reverse_kl")
+        if full and self.teacher and self.teacher.weights == "update_start":
+            raise ValueError("a full vocabulary is scored inside the loss, where the update's start is gone; use current")
         return self
 
     @property
     def writes_skills(self) -> bool:
         """Whether every update analyses its episodes."""
         return self.teacher is not None and self.teacher.context in ("own_skill", "shuffled_skill")
+
+
+SEED = Method(
+    name="seed",
+    summary="GRPO plus gated self-distillation from the policy's own hindsight skills",
+    start="hindsight_sft",
+    teacher=Teacher(weights="update_start", context="own_skill"),
+    signal=Signal(kind="gated_nll", coefficient=0.01, beta=5.0),
+)
+"""The paper's method; ``harness.seed`` holds its loop, ``harness.objective.gated_nll`` its loss."""
 
 
 def get_method(name: str) -> Method:

@@ -95,6 +95,10 @@ class Board:
         else:
             self._line(key, progress, fresh)
 
+    def note(self, key: str, text: str) -> None:
+        """A cell has something to say, once."""
+        self.console.print(f"{self.titles[key]}: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
     def end(self, key: str, error: str = "") -> None:
         """A cell ended, well or with an error."""
         self.finished += 1

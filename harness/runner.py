@@ -6,6 +6,7 @@ that is killed takes down its cell and nothing else. A cell that fails leaves th
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import signal
 import sys
@@ -29,6 +30,13 @@ from harness.recipes import expand
 from harness.store import CellDir, cell_dir, check_writable, write_bytes
 
 Play = Callable[[CellConfig, CellDir, Callable[[Progress], None]], None]
+
+
+@dataclass(frozen=True)
+class Note:
+    """A warning that a cell logged."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -92,18 +100,26 @@ def run_cells(
                     worker.start(waiting.pop(0))
                 for pipe in wait(list(workers)):
                     worker = workers[pipe]  # type: ignore[index]
-                    message = worker.receive()
-                    if isinstance(message, Progress):
-                        board.show(worker.cell.hash, message)
-                        continue
-                    board.end(worker.cell.hash, message.cause if message else "")
-                    failures += [message] if message else []
+                    match worker.receive():
+                        case Progress() as progress:
+                            board.show(worker.cell.hash, progress)
+                            continue
+                        case Note(text):
+                            board.note(worker.cell.hash, text)
+                            continue
+                        case Failure() as failure:
+                            board.end(worker.cell.hash, failure.cause)
+                            failures.append(failure)
+                        case None:
+                            board.end(worker.cell.hash)
                     if worker.alive and waiting:
                         worker.start(waiting.pop(0))
                     else:
                         worker.stop()
                         del workers[worker.pipe]
         finally:
+            for worker in workers.values():
+                worker.process.terminate()
             for worker in workers.values():
                 worker.kill()
     return failures
@@ -142,10 +158,10 @@ class _Worker:
         self.cell = cell
         self.pipe.send((cell.model_dump_json(), str(cell_dir(self.directory, cell).path)))
 
-    def receive(self) -> Progress | Failure | None:
-        """The next message: progress, a failure, or None when the cell is finished."""
+    def receive(self) -> Progress | Note | Failure | None:
+        """The next message: progress, a warning, a failure, or None when the cell is finished."""
         try:
-            message: Progress | Failure | None = self.pipe.recv()
+            message: Progress | Note | Failure | None = self.pipe.recv()
         except (EOFError, ConnectionResetError):
             self.process.join()
             self.alive = False
@@ -162,8 +178,7 @@ class _Worker:
         self.pipe.close()
 
     def kill(self) -> None:
-        """End a busy worker: first so that it can close its environments, then at once."""
-        self.process.terminate()
+        """End a worker that was told to terminate: it may close its environments first, but not for long."""
         self.process.join(timeout=5)
         if self.process.is_alive():
             self.process.kill()
@@ -176,9 +191,21 @@ def _serve(pipe: Connection, load: Callable[[], Play]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     follow_parent()
+    logging.getLogger("harness").addHandler(_Notes(pipe))
     while (job := pipe.recv()) is not None:
         cell = CellConfig.model_validate_json(job[0])
         pipe.send(attempt(load, cell, CellDir(Path(job[1])), pipe.send))
+
+
+class _Notes(logging.Handler):
+    """Sends warnings to the parent, which owns the terminal."""
+
+    def __init__(self, pipe: Connection) -> None:
+        super().__init__(logging.WARNING)
+        self.pipe = pipe
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.pipe.send(Note(record.getMessage()))
 
 
 def attempt(

@@ -1,4 +1,4 @@
-"""SEED: self-evolving on-policy distillation, the full loop.
+"""SEED: self-evolving on-policy distillation, the parts of the loop that make it (``harness.methods.SEED``).
 
 Stage 1 (once): play training tasks with the base policy, let an annotator write one hindsight skill per finished
 episode, fine-tune the policy on (analysis prompt -> skill). The result both acts and analyses.
@@ -24,20 +24,10 @@ import torch
 
 from harness.config import AnalysisConfig, Stage1Config
 from harness.contracts import Episode, HarnessError, Ledger, Prompt, Skill
-from harness.methods import Advantage, Method, Signal, Teacher
 from harness.policy.base import Request, Sampling
-from harness.policy.local import LocalPolicy, plan_micro_batches
-from harness.skills import analysis_prompt, insert_skill, parse_skill, shuffle_skills, skill_answer
+from harness.policy.local import LocalPolicy
+from harness.skills import analysis_prompt, insert_skill, read_skill, shuffle_skills, skill_answer
 from harness.trainer import Row, forward_flops
-
-METHOD = Method(
-    name="seed",
-    summary="GRPO plus gated self-distillation from the policy's own hindsight skills",
-    start="hindsight_sft",
-    advantage=Advantage(),
-    teacher=Teacher(weights="update_start", context="own_skill"),
-    signal=Signal(kind="gated_nll", coefficient=0.01, beta=5.0),
-)
 
 NO_SKILL = Skill(text="", summary="", author="", update=-1, raw="")
 
@@ -60,8 +50,7 @@ def analyse(
     ledger.flops += forward_flops(analyzer, (request.prompt for request in requests.values()), tokens)
     skills = [NO_SKILL] * len(episodes)
     for index, response in zip(requests, responses, strict=True):
-        parsed = parse_skill(response.text)
-        skills[index] = Skill(parsed.skill, parsed.summary, "policy", update, response.text)
+        skills[index] = read_skill(response.text, "policy", update)
     return skills
 
 
@@ -103,7 +92,7 @@ def hindsight_sft(
     if not samples:
         raise HarnessError("stage 1 has no usable skill to train on; check the annotator")
     optimizer = torch.optim.AdamW(
-        policy.model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
+        policy.model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.01, fused=True
     )
     total = config.epochs * math.ceil(len(samples) / config.batch)
     warmup = max(1, round(0.1 * total))
@@ -118,7 +107,7 @@ def hindsight_sft(
             scale = (step + 1) / warmup if step < warmup else 0.5 * (1 + math.cos(math.pi * progress))
             optimizer.param_groups[0]["lr"] = config.learning_rate * scale
             optimizer.zero_grad(set_to_none=True)
-            for part in plan_micro_batches(policy, batch, token_budget):
+            for part in policy.plan_micro_batches(batch, token_budget):
                 loss = -policy.score([batch[i] for i in part]).logprobs.sum() / tokens
                 loss.backward()
                 loss_sum += loss.item() * tokens

@@ -38,11 +38,9 @@ class Estimate:
     high: float
 
     @property
-    def half_width(self) -> float:
-        return (self.high - self.low) / 2
-
-    def scaled(self, factor: float) -> Estimate:
-        return Estimate(self.value * factor, self.low * factor, self.high * factor)
+    def margin(self) -> float:
+        """The longer side of the interval: what ± may honestly stand for where the interval is lopsided."""
+        return max(self.value - self.low, self.high - self.value)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Column:
     Attributes:
         group: Heading shared by neighbouring columns, e.g. the environment; may be empty.
         kind: ``text``; ``number``; ``p`` (a p-value); ``percent`` (a share, printed times 100); ``plusminus`` (an
-            estimate of a share as value ± half the interval); ``range`` (an estimate as value [low, high]).
+            estimate of a share as value ± longer side of its interval); ``range`` (an estimate as value [low, high]).
         format: Format specification of the numbers.
         detail: Left out where space is narrow: in the terminal, Markdown and LaTeX.
     """
@@ -61,10 +61,10 @@ class Column:
         text = signed(format(factor * number, self.format))
         if not isinstance(value, Estimate) or self.kind in ("number", "percent"):
             return text
-        if not math.isfinite(value.half_width):
+        if not math.isfinite(value.margin):
             return text
         if self.kind == "plusminus":
-            return f"{text} ± {factor * value.half_width:{self.format.lstrip('+')}}"
+            return f"{text} ± {factor * value.margin:{self.format.lstrip('+')}}"
         low, high = (signed(format(factor * bound, self.format)) for bound in (value.low, value.high))
         return f"{text} [{low}, {high}]"
 

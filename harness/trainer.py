@@ -15,7 +15,8 @@ from harness import objective
 from harness.config import TrainConfig
 from harness.contracts import HarnessError, Ledger, Prompt
 from harness.methods import Method
-from harness.policy.local import LocalPolicy, Scores, plan_micro_batches
+from harness.policy.local import LocalPolicy
+from harness.policy.score import Scores
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,14 @@ def score_rows(
         return []
     with torch.no_grad():
         scores = policy.score(pairs, temperature=temperature)
-    return list(scores.logprobs.split(scores.lengths))
+    return list(scores.split())
+
+
+def _given(tensor: torch.Tensor | None) -> torch.Tensor:
+    """A part of the scores that was asked for."""
+    if tensor is None:
+        raise ValueError("score() was not asked for this")
+    return tensor
 
 
 def _record(totals: dict[str, float], statistics: objective.Stats, weights: torch.Tensor) -> None:
@@ -112,12 +120,13 @@ class Trainer:
                 "training runs in one process; start several cells with --jobs instead of accelerate launch"
             )
         if config.gradient_checkpointing:
-            policy.model.gradient_checkpointing_enable()
+            policy.checkpoint_gradients()
         optimizer = torch.optim.AdamW(
             [p for p in policy.model.parameters() if p.requires_grad],
             lr=config.learning_rate,
             betas=config.betas,
             weight_decay=config.weight_decay,
+            fused=True,
         )
         policy.model, self.optimizer = self.accelerator.prepare(policy.model, optimizer)
         self.steps = 0
@@ -227,7 +236,7 @@ class Trainer:
 
         def weights(active: Sequence[bool], normalise: Literal["token", "episode"]) -> tuple[torch.Tensor, ...]:
             mask = torch.tensor(active).repeat_interleave(repeats)
-            return objective.token_weights(mask, normalise, episodes).split(lengths)
+            return torch.split(objective.token_weights(mask, normalise, episodes), lengths)
 
         return Streams(
             policy=weights([row.advantage is not None for row in rows], self.config.normalise),
@@ -241,7 +250,7 @@ class Trainer:
         """One optimizer step: the gradients of all micro-batches add up to the mini-batch's."""
         pairs = [(row.prompt, row.response) for row in rows]
         self.optimizer.zero_grad(set_to_none=True)
-        for part in plan_micro_batches(self.policy, pairs, self.config.token_budget):
+        for part in self.policy.plan_micro_batches(pairs, self.config.token_budget):
             self.accelerator.backward(self._loss(rows, part, streams, totals))
         norm = self.accelerator.clip_grad_norm_(self.policy.model.parameters(), self.config.grad_clip)
         totals["grad_norm"] += float(norm)
@@ -275,7 +284,7 @@ class Trainer:
         per_token, statistics = objective.policy_gradient(logp, old, advantage, config.clip, config.dual_clip)
         loss = objective.average(per_token, policy)
         _record(totals, statistics, policy)
-        entropy = objective.average(scores.require_entropy(), every)
+        entropy = objective.average(_given(scores.entropy), every)
         terms = {"loss/policy": loss, "entropy": entropy}
         if config.entropy:
             loss = loss - config.entropy * entropy
@@ -308,7 +317,7 @@ class Trainer:
         if signal.vocabulary == "full":
             with torch.no_grad():
                 theirs = self._scorer(spec.weights).score(pairs, temperature=self.config.temperature, distribution=True)
-            per_token = objective.reverse_kl_full(scores.require_distribution(), theirs.require_distribution())
+            per_token = objective.reverse_kl_full(_given(scores.log_distribution), _given(theirs.log_distribution))
             return objective.average(per_token, weight)
         if spec.weights == "current":
             teacher = torch.cat(score_rows(self.policy, pairs, self.config.temperature))

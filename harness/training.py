@@ -22,7 +22,7 @@ from harness.policy.load import load_policy
 from harness.policy.local import LocalPolicy
 from harness.rollout import Job
 from harness.seed import analyse, hindsight_sft, sft_samples, teacher_prompts
-from harness.store import POLICY, read_json, replace_tree, write_json
+from harness.store import POLICY, read_json, write_json
 from harness.trainer import Row, Trainer, forward_flops
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Training:
             self.session.evaluate(0)
             self._checkpoint(trainer, 0)
         else:
-            self.policy.copy_weights_from(load_policy(str(found.path / POLICY), self.session.env))
+            self.policy.copy_weights_from(local(load_policy(str(found.path / POLICY), self.session.env)))
             trainer = self._trainer()
             self._restore(trainer, found.path)
         for number in range(found.update + 1 if found else 1, self.config.updates + 1):
@@ -78,8 +78,7 @@ class Training:
         if self.method.start == "hindsight_sft":
             with charged(self.ledger):
                 self._stage1()
-            self.policy.save(self.cell.path / "start.new")
-            replace_tree(self.cell.path / "start.new", self.cell.path / "start")
+            self.policy.save(self.cell.path / "start")
 
     def _stage1(self) -> None:
         """Hindsight-skill SFT (paper 1.2)."""
@@ -94,7 +93,7 @@ class Training:
         ]
         episodes = session.play("stage 1: play", jobs, config.temperature, session.config.eval.batch)
         self._charge_play(episodes)
-        skills = annotate(episodes, config.annotator, session.env, self.policy.prompt_style)
+        skills = annotate(episodes, config.annotator, session.env)
         self._journal_skills(-1, episodes, skills)
         session.journal("stage1", -1, episodes)
         limit = session.config.analysis.max_prompt_tokens if session.config.analysis else 16384
@@ -115,7 +114,7 @@ class Training:
         """One update: collect, analyse, re-score, optimise; then one line in metrics.jsonl."""
         session = self.session
         with charged(self.ledger):
-            self.policy.clear_caches()  # so that a resumed run encodes in the same batches
+            self.policy.forget_pictures()  # so that a resumed run encodes in the same batches
             session.tell("train", number - 1, self.config.updates)
             jobs = self._jobs(number)
             clock = time.perf_counter()
@@ -187,7 +186,7 @@ class Training:
         degenerate, values, kept = 0.0, torch.zeros(len(steps)), torch.zeros(len(steps), dtype=torch.bool)
         if self.method.advantage is not None and steps:
             values, kept, degenerate = objective.advantages(
-                torch.tensor([episodes[i].reward for i in usable]),
+                torch.tensor([episodes[i].reward for i in usable], dtype=torch.float64),
                 torch.tensor([groups[i] for i in usable]),
                 torch.tensor([place[i] for i, _ in steps]),
                 torch.tensor([0.0 if step.valid else self.config.invalid_action_penalty for _, step in steps]),

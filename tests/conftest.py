@@ -43,7 +43,7 @@ def golden(shared_data: Path) -> Callable[[str], Any]:
 
 @pytest.fixture(scope="session")
 def alfworld_data(shared_data: Path) -> Path:
-    """Real ALFWorld games in the official layout (what ALFWORLD_DATA names), unpacked once into a temporary directory."""
+    """Real ALFWorld games in the official layout (ALFWORLD_DATA), unpacked once and kept in the temporary directory."""
     archive = shared_data / "alfworld" / "alfworld_seen_train.tar.xz"
     if not archive.is_file():
         pytest.skip(f"no ALFWorld games at {archive}")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from envs_text.alfworld.engine import Engine, parse_world
+from envs_text.alfworld.engine import Engine
 from envs_text.alfworld.experts import plan
 from envs_text.alfworld.games import Game
 from envs_text.alfworld.official import OfficialEngine
+from envs_text.alfworld.world import parse_world
 
 Moment = tuple[str, tuple[str, ...], bool]
 """What an engine shows after a command: text, admissible commands in order, whether the goal holds."""
@@ -68,6 +70,7 @@ def _compare(game: Game, commands: Sequence[str], seconds: dict[str, float]) -> 
     shown = []
     parse_world.cache_clear()
     for name, kind in (("native", Engine), ("official", OfficialEngine)):
+        gc.collect()  # so that neither pays for the other's garbage
         begin = time.process_time()
         engine: PlaysAlfworld = kind(game)
         introduction = engine.reset()

@@ -86,19 +86,35 @@ def _putting(route: _Route, r: str) -> _Route | None:
 
 
 def _holding(route: _Route, o: str) -> Iterator[_Route]:
-    """All ways to get an object into the hand, which is first emptied if need be."""
-    engine = route.engine
+    """All ways worth trying to get an object into the hand, which is first emptied if need be."""
+    world, state = route.engine.world, route.engine.state
+    sources = [r for r, objects in state.inside.items() if o in objects and o in world.pickupable]
     if route.held == o:
         yield route
-    elif route.held is not None:
-        for r in engine.world.location:
-            emptied = _putting(route, r)
-            if emptied is not None:
-                yield from _holding(emptied, o)
-    elif o in engine.world.pickupable:
-        for r, objects in engine.state.inside.items():
-            if o in objects:
-                yield replace(route.reaching(r), source=r).does("take {} from {}", o, r, held=o)
+    elif route.held is None:
+        for r in sources:
+            yield replace(route.reaching(r), source=r).does("take {} from {}", o, r, held=o)
+    else:
+        for emptied in _emptied(route, [world.location[r] for r in sources]):
+            yield from _holding(emptied, o)
+
+
+def _emptied(route: _Route, on_the_way: Collection[str]) -> list[_Route]:
+    """Ways to put down what is in the way: a quickest one, those in a possible destination, which is open then, and
+    those at locations on the way. Any other costs more or leads nowhere better."""
+    world = route.engine.world
+    puts = [(put, r) for r in world.location if (put := _putting(route, r)) is not None]
+    quickest = min(puts, key=lambda pair: len(pair[0].commands), default=None)
+    if quickest is None:
+        return []
+    least = len(quickest[0].commands)
+    return [
+        put
+        for put, r in puts
+        if r == quickest[1]
+        or put.location in on_the_way
+        or (len(put.commands) == least and world.kind[r] == world.goal.receptacle)
+    ]
 
 
 def _treated(route: _Route, o: str) -> Iterator[_Route]:
@@ -140,11 +156,14 @@ def _delivered(route: _Route, o: str, r: str) -> _Route | None:
 
 def _under_lamp(engine: Engine) -> Iterator[_Route]:
     """Routes that bring a wanted object to a lamp and use it."""
-    world, state, goal = engine.world, engine.state, engine.world.goal
-    for r, objects in state.inside.items():
-        for lamp in sorted(o for o in objects if world.kind[o] == goal.lamp and o in world.toggleable):
+    world, state, goal, start = engine.world, engine.state, engine.world.goal, _start(engine)
+    lamps = [(lamp, r, start) for r, objects in state.inside.items() for lamp in objects]
+    if state.held is not None:  # a lamp in the hand has to be put down first
+        lamps += [(state.held, r, put) for r in world.location if (put := _putting(start, r)) is not None]
+    for lamp, r, route in sorted(lamps, key=lambda place: place[:2]):
+        if world.kind[lamp] == goal.lamp and lamp in world.toggleable:
             for o in (o for o in world.name if world.kind.get(o) == goal.object):
-                for holding in _holding(_start(engine), o):
+                for holding in _holding(route, o):
                     there = holding.at(r)
                     yield there if lamp in state.toggled else there.does("use {}", lamp, held=o)
 

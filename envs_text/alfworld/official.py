@@ -5,10 +5,13 @@ It is some thousand times slower than `envs_text.alfworld.engine`; it is what th
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from envs_text.alfworld.games import Game, Rules
@@ -22,6 +25,9 @@ GRAMMAR_CHANGES = (
     ("put {o} in/on {r}", "move {o} to {r}"),
 )
 
+_IDLE: list[Any] = []
+"""Environments of closed engines. Each has a planner library of its own, which cannot be unloaded safely: reuse it."""
+
 
 class OfficialEngine:
     """Plays one game with the official packages; same methods and texts as `envs_text.alfworld.engine.Engine`.
@@ -34,24 +40,23 @@ class OfficialEngine:
         demangler, infos, pddl = _packages()
         domain, grammar = official_rules(game.rules)
         self.game = game
-        self._pddl = pddl()
-        self._env = infos(demangler(self._pddl))
+        self._env: Any = _IDLE.pop() if _IDLE else infos(demangler(pddl()))
         data = {
             "pddl_domain": domain,
             "grammar": grammar.replace("UNKNOWN GOAL.", game.task),
             "pddl_problem": game.problem,
         }
         try:
-            with _argv():
+            with _tidied():
                 self._env.load(data)
-        except KeyError as error:  # what the package raises for a problem without a solution
+        except KeyError as error:  # what the package raises for a problem that its planner finds hopeless
             self.close()
-            raise HarnessError(f"the official engine cannot load {game.name}: it has no solution") from error
+            raise HarnessError(f"the official engine cannot load {game.name}: it has no solution ({error})") from error
         self._state: Any = None
 
     def reset(self) -> str:
         """Start anew; returns the introduction: welcome, room, task."""
-        with _argv():
+        with _tidied():
             self._state = self._env.reset()
         return str(self._state.feedback)
 
@@ -70,10 +75,10 @@ class OfficialEngine:
         return bool(self._state["won"])
 
     def close(self) -> None:
-        """Free the planner's memory. (Unloading its library as well makes the interpreter crash at exit.)"""
-        if self._pddl is not None:
-            self._pddl.downward_lib.cleanup()
-            self._pddl = None
+        """Give the package's environment back for the next game."""
+        if self._env is not None:
+            _IDLE.append(self._env)
+            self._env = None
 
 
 @lru_cache(maxsize=2)
@@ -81,11 +86,11 @@ def official_rules(rules: Rules) -> tuple[str, str]:
     """PDDL domain and grammar of a rule version; the package carries the current one, from which the other differs
     in a few lines (the extra command ``help`` among them)."""
     try:
-        from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
+        with _tidied():
+            from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
     except ImportError as error:
         raise _not_installed() from error
-    with open(ALFRED_PDDL_PATH, encoding="utf-8") as domain_file, open(ALFRED_TWL2_PATH, encoding="utf-8") as file:
-        domain, grammar = domain_file.read(), file.read()
+    domain, grammar = Path(ALFRED_PDDL_PATH).read_text("utf-8"), Path(ALFRED_TWL2_PATH).read_text("utf-8")
     if rules == "current":
         return domain, grammar
     for old, new in DOMAIN_CHANGES:
@@ -100,10 +105,13 @@ def official_rules(rules: Rules) -> tuple[str, str]:
 def _packages() -> tuple[Any, Any, Any]:
     """AlfredDemangler, AlfredInfos and PddlEnv."""
     try:
-        from alfworld.agents.environment.alfred_tw_env import AlfredDemangler, AlfredInfos
-        from textworld.envs.pddl.pddl import PddlEnv
+        with _tidied():
+            from alfworld.agents.environment.alfred_tw_env import AlfredDemangler, AlfredInfos
+            from textworld.envs.pddl.pddl import PddlEnv
     except ImportError as error:
         raise _not_installed() from error
+    if find_spec("fast_downward") is None:  # PddlEnv would say so only when it is built
+        raise _not_installed()
     return AlfredDemangler, AlfredInfos, PddlEnv
 
 
@@ -112,10 +120,13 @@ def _not_installed() -> HarnessError:
 
 
 @contextmanager
-def _argv() -> Iterator[None]:
-    """Keep the command line: the planner's translator overwrites sys.argv."""
-    argv = sys.argv
+def _tidied() -> Iterator[None]:
+    """Undo what the packages do to the process: alfworld sets ALFWORLD_DATA on import, the planner's translator
+    overwrites the command line."""
+    argv, data = sys.argv, os.environ.get("ALFWORLD_DATA")
     try:
         yield
     finally:
         sys.argv = argv
+        if data is None:
+            os.environ.pop("ALFWORLD_DATA", None)

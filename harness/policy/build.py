@@ -39,12 +39,12 @@ class Source:
 
 
 SOURCES = (
-    Source("ALFWorld-v1", {"size": "small"}, 0.24, 2, 20),
-    Source("ALFWorld-v1", {"size": "medium"}, 0.10, 2, 30),
-    Source("ALFWorld-v1", {"size": "full"}, 0.08, 2, 30),
-    Source("ALFWorld-v1", {"size": "full", "rules": "2.1.1"}, 0.14, 2, 30),
-    Source("Sokoban-v1", {}, 0.28, 0, 15),
-    Source("EZPoints-v1", {}, 0.16, 0, 8),
+    Source("ALFWorld-v1", {"size": "small"}, 0.22, 2, 20),
+    Source("ALFWorld-v1", {"size": "medium"}, 0.08, 2, 30),
+    Source("ALFWorld-v1", {"size": "full"}, 0.06, 2, 30),
+    Source("ALFWorld-v1", {"size": "full", "rules": "2.1.1"}, 0.10, 2, 30),
+    Source("Sokoban-v1", {}, 0.34, 0, 15),
+    Source("EZPoints-v1", {}, 0.20, 0, 8),
 )
 
 
@@ -68,9 +68,9 @@ class Stage:
 
 
 STAGES = {
-    "able": Stage(9000, 2e-3, 1e-3, weak=0.0, skilled=0.4, analysed=0.15, seed=1),
+    "able": Stage(14000, 2e-3, 1e-3, weak=0.0, skilled=0.4, analysed=0.15, seed=1),
     "tiny": Stage(3000, 1e-3, 5e-5, weak=0.5, skilled=0.4, analysed=0.2, seed=2),
-    "tiny-teacher": Stage(24000, 1e-3, 2e-5, weak=0.0, skilled=0.2, analysed=0.1, seed=3),
+    "tiny-teacher": Stage(14000, 1e-3, 2e-5, weak=0.0, skilled=0.2, analysed=0.1, seed=3),
 }
 
 ROWS = 16

@@ -6,9 +6,10 @@ all; answers see their prompt through an explicit one. Positions are always expl
 
 from __future__ import annotations
 
-import inspect
+import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ from harness.policy.qwen import FAMILY, pick, run_layers
 BANNED = -1e9
 """Added to the logits of tokens that can never be answers: their probability is exactly 0 and 0 * log p stays 0."""
 
+Layers = list[tuple[Tensor, Tensor]]
+"""Keys and values of every layer, shape (rows, key heads, tokens, head size)."""
+
 PATCH_BYTES = 256 * 2**20
 FEATURE_BYTES = 256 * 2**20
 VISION_BATCH = 64
@@ -34,7 +38,7 @@ class PromptKeys:
     Speaks the part of transformers' cache protocol that attention layers use. Differentiable.
     """
 
-    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], owner: Tensor) -> None:
+    def __init__(self, layers: Layers, owner: Tensor) -> None:
         self.layers = [(keys[owner], values[owner]) for keys, values in layers]
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -48,14 +52,13 @@ class PromptKeys:
 class AnswerKeys:
     """Keys and values of prompts and growing answers in buffers with room ahead; rows can be dropped."""
 
-    BLOCK = 32
-
-    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], owner: Tensor) -> None:
+    def __init__(self, layers: Layers, owner: Tensor) -> None:
         self.length = layers[0][0].shape[2]
         self.layers = [(self._roomy(keys[owner]), self._roomy(values[owner])) for keys, values in layers]
 
     def _roomy(self, tensor: Tensor) -> Tensor:
-        return torch.cat([tensor, tensor.new_empty(*tensor.shape[:2], self.BLOCK, tensor.shape[3])], dim=2)
+        rows, heads, length, size = tensor.shape
+        return torch.cat([tensor, tensor.new_empty(rows, heads, max(32, length // 4), size)], dim=2)
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         if layer == 0:
@@ -85,13 +88,12 @@ class Decoder:
         self.axes = 3 if processor is not None else 1
         self.written_out = type(self.text).__name__ in FAMILY
         """Whether layers run through ``harness.policy.qwen`` instead of their own ``forward``."""
-        # The argument was renamed in transformers 5.2x.
-        self._cache_name = "cache" if "cache" in inspect.signature(self.text.forward).parameters else "past_key_values"
         self._patches: OrderedDict[bytes, Tensor] = OrderedDict()
         self._features: OrderedDict[bytes, Tensor] = OrderedDict()
-        self._features_of: tuple[int, ...] = ()
+        self._features_of = b""
         if processor is not None:
-            _patches_by_matrix(model.model.visual.patch_embed)
+            patch_embed = model.model.visual.patch_embed
+            patch_embed.forward = MethodType(_by_matrix, patch_embed)
 
     @property
     def device(self) -> torch.device:
@@ -113,11 +115,27 @@ class Decoder:
         wanted = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device)[:, None] + after
         return self._text(embedded, self._positions(prompts, longest), None, cache, wanted.clamp(max=longest - 1))
 
-    def prefill(self, prompts: Sequence[Encoded]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    def prefill(self, prompts: Sequence[Encoded]) -> tuple[Tensor, Layers]:
         """Hidden state of every prompt's last token, shape (rows, width), and every layer's keys and values."""
         cache = DynamicCache()
         last = self.run(prompts, [()] * len(prompts), cache)[:, 0]
         return last, [(layer.keys, layer.values) for layer in cache.layers]
+
+    def prefill_in_parts(self, prompts: Sequence[Encoded], token_budget: int) -> tuple[Tensor, Layers]:
+        """As ``prefill``, ``token_budget`` padded tokens at a time; prompts are best sorted by length."""
+        parts = [self.prefill(part) for part in parts_of(prompts, token_budget)]
+        if len(parts) == 1:
+            return parts[0]
+        width = max(layers[0][0].shape[2] for _, layers in parts)
+
+        def join(tensors: list[Tensor]) -> Tensor:
+            return torch.cat([F.pad(tensor, (0, 0, 0, width - tensor.shape[2])) for tensor in tensors])
+
+        joined = [
+            (join([keys for keys, _ in layer]), join([values for _, values in layer]))
+            for layer in zip(*(layers for _, layers in parts), strict=True)
+        ]
+        return torch.cat([last for last, _ in parts]), joined
 
     def extend(self, ids: Tensor, positions: Tensor, mask: Tensor, cache: PromptKeys | AnswerKeys) -> Tensor:
         """Hidden states of answer tokens behind their prompts.
@@ -137,8 +155,13 @@ class Decoder:
     ) -> Tensor:
         if self.written_out:
             return run_layers(self.text, embedded, positions, mask, cache, wanted)
-        arguments = {self._cache_name: cache, "use_cache": cache is not None}
-        output = self.text(inputs_embeds=embedded, position_ids=positions, attention_mask=mask, **arguments)
+        output = self.text(
+            inputs_embeds=embedded,
+            position_ids=positions,
+            attention_mask=mask,
+            cache=cache,
+            use_cache=cache is not None,
+        )
         hidden: Tensor = output.last_hidden_state
         return hidden if wanted is None else pick(hidden, wanted)
 
@@ -167,15 +190,19 @@ class Decoder:
 
     # ------------------------------------------------------------------------------------------------- pictures
 
+    def forget_pictures(self) -> None:
+        """Drop remembered features."""
+        self._features.clear()
+
     def _picture_features(self, pictures: dict[bytes, Picture]) -> dict[bytes, Tensor]:
         """Feature vectors (tokens, width) of distinct pictures; remembered where no gradient flows into the tower."""
         parameters = list(self.model.model.visual.parameters())
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
             return self._encode_pictures(pictures)
-        version = (sum(parameter._version for parameter in parameters), *map(id, parameters))
-        if version != self._features_of:
+        weights = _sample(parameters)
+        if weights != self._features_of:
             self._features.clear()
-            self._features_of = version
+            self._features_of = weights
         fresh = {digest: picture for digest, picture in pictures.items() if digest not in self._features}
         if fresh:
             with torch.no_grad():
@@ -209,14 +236,31 @@ class Decoder:
         return self._patches[picture.digest]
 
 
-def _patches_by_matrix(embed: Any) -> None:
+def parts_of(prompts: Sequence[Encoded], token_budget: int) -> list[Sequence[Encoded]]:
+    """Consecutive runs of prompts that pad to ``token_budget`` tokens at most; a longer prompt is a run of its own."""
+    parts, start, width = [], 0, 0
+    for place, prompt in enumerate(prompts):
+        width = max(width, len(prompt))
+        if place > start and (place + 1 - start) * width > token_budget:
+            parts.append(prompts[start:place])
+            start, width = place, len(prompt)
+    return [*parts, prompts[start:]] if prompts else []
+
+
+def _by_matrix(embed: Any, patches: Tensor) -> Tensor:
     """Embed patches with one matrix product: the same as a convolution whose stride is its kernel, and much faster."""
+    kernel = embed.proj.weight.flatten(1)
+    return F.linear(patches.view(-1, kernel.shape[1]).to(kernel.dtype), kernel, embed.proj.bias)
 
-    def forward(patches: Tensor) -> Tensor:
-        kernel = embed.proj.weight.flatten(1)
-        return F.linear(patches.view(-1, kernel.shape[1]).to(kernel.dtype), kernel, embed.proj.bias)
 
-    embed.forward = forward
+def _sample(parameters: Sequence[Tensor]) -> bytes:
+    """Hash of up to 4,096 values of every parameter: any optimizer step changes it.
+
+    Version counters cannot be trusted here: fused optimizers leave them alone.
+    """
+    flat = (parameter.detach().flatten() for parameter in parameters)
+    values = torch.cat([values[:: 1 + len(values) // 4096].float() for values in flat])
+    return hashlib.sha1(values.cpu().numpy().data, usedforsecurity=False).digest()
 
 
 def _shrink(store: OrderedDict[bytes, Tensor], limit: int) -> None:

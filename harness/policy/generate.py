@@ -38,6 +38,7 @@ def generate(
     owner: Sequence[int],
     keys: Sequence[tuple[int, ...]],
     sampling: Sampling,
+    token_budget: int,
     eos_ids: frozenset[int],
 ) -> list[Answer]:
     """Sample one answer for each key.
@@ -49,11 +50,12 @@ def generate(
         owner: For each answer, the index of its prompt.
         keys: For each answer, the integers all of its randomness is derived from.
         sampling: Temperature and token limit.
+        token_budget: Padded prompt tokens read at a time.
         eos_ids: Tokens that end an answer; they are kept.
     """
     device = decoder.device
     owners = torch.tensor(owner, device=device)
-    last, layers = decoder.prefill(prompts)
+    last, layers = decoder.prefill_in_parts(prompts, token_budget)
     cache = AnswerKeys(layers, owners)
     longest = cache.length
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)

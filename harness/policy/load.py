@@ -83,10 +83,8 @@ def model_directory(spec: str) -> Path:
 
 
 def _inside(path: Path) -> Path:
-    """The model directory in a cell's or checkpoint's directory: the last checkpoint's; else the path itself."""
-    if (path / "config.json").is_file() and not (path / "checkpoints").is_dir():
-        return path
-    if (path / "checkpoints").is_dir():
+    """The model directory in a cell's or checkpoint's directory: the final or latest weights; else the path itself."""
+    if not (path / "policy").is_dir() and (path / "checkpoints").is_dir():
         numbered = [entry for entry in (path / "checkpoints").iterdir() if entry.name.isdecimal()]
         if not numbered:
             raise HarnessError(f"{path} holds no checkpoint yet")
@@ -108,8 +106,7 @@ def _download(spec: str) -> Path:
 def check_model_files(directory: Path) -> None:
     """Raise HarnessError, naming the file, where a model directory is incomplete or damaged."""
     config = _read_json(directory, "config.json")
-    if not (directory / "tokenizer.json").is_file() and not (directory / "tokenizer_config.json").is_file():
-        raise HarnessError(f"{directory} is not a model directory: tokenizer.json is missing")
+    _read_json(directory, "tokenizer.json")
     if "vision_config" in config:
         _read_json(directory, "preprocessor_config.json")
     if (directory / INDEX).is_file():
@@ -161,7 +158,7 @@ def load_local(spec: str, device: str = "cpu", dtype: str = "auto") -> LocalPoli
         raise unknown("dtype", dtype, DTYPES)
     import torch
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedTokenizerFast
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     from harness.policy.local import STYLE_FILE, LocalPolicy, check_architecture
@@ -174,7 +171,8 @@ def load_local(spec: str, device: str = "cpu", dtype: str = "auto") -> LocalPoli
     except (RuntimeError, AssertionError) as error:
         raise HarnessError(f"device {device!r} is not available: {str(error).splitlines()[0]}") from error
     try:
-        tokenizer = AutoTokenizer.from_pretrained(directory)
+        # Not AutoTokenizer: for some model types it replaces what tokenizer.json says by the type's own rules.
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
         processor = Qwen2VLImageProcessorPil.from_pretrained(directory) if vision else None
         model, report = family.from_pretrained(
             directory, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, use_safetensors=True

@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 from harness.contracts import HarnessError, Prompt, Response, digest
 from harness.policy.base import Policy, Request, Sampling
 from harness.policy.encode import Encoded, Encoder, ImageFormat, chat_pieces, image_pieces
-from harness.policy.forward import BANNED, Decoder
+from harness.policy.forward import BANNED, Decoder, parts_of
 from harness.policy.generate import generate
 from harness.policy.score import (
     LOGITS_AT_ONCE,
@@ -48,7 +48,9 @@ class LocalPolicy(Policy):
         eos_ids: Tokens that end an answer.
         banned_ids: Tokens that are never sampled and have probability 0 in scores: image and vision tokens, padding,
             every other special token, and ids beyond the tokenizer's vocabulary.
-        token_budget: Padded tokens per pass in ``generate`` and in ``score`` without gradients.
+        token_budget: Padded tokens per pass without gradients; small on a CPU, where activations should stay in its
+            cache.
+        generation_budget: Padded prompt tokens of the answers that grow together in ``generate``.
     """
 
     def __init__(
@@ -59,7 +61,6 @@ class LocalPolicy(Policy):
         self.image_processor = image_processor
         self.spec = spec
         self.prompt_style = prompt_style
-        self.token_budget = 2**16
         self.checkpointing = False
 
         config = model.config
@@ -69,6 +70,8 @@ class LocalPolicy(Policy):
             images = ImageFormat(image_processor, token_id, *image_pieces(tokenizer, token_id))
         self.encoder = Encoder(tokenizer, images, *chat_pieces(tokenizer, vision=images is not None))
         self.decoder = Decoder(model, image_processor)
+        self.token_budget = 2**12 if self.device.type == "cpu" else 2**16
+        self.generation_budget = 2**16
 
         text_config = config.get_text_config()
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
@@ -130,21 +133,18 @@ class LocalPolicy(Policy):
         encoded = [self.encode(request.prompt) for request in requests]
         order = sorted(range(len(requests)), key=lambda i: (len(encoded[i]), encoded[i].key, requests[i].key))
         responses: dict[int, Response] = {}
-        start = 0
-        while start < len(order):
-            stop = start + 1
-            while stop < len(order) and (stop + 1 - start) * len(encoded[order[stop]]) <= self.token_budget:
-                stop += 1
-            part = order[start:stop]
-            prompts = list({encoded[i].key: encoded[i] for i in part}.values())
+        for part in parts_of([encoded[i] for i in order], self.generation_budget):
+            chosen, order = order[: len(part)], order[len(part) :]
+            prompts = list({prompt.key: prompt for prompt in part}.values())
             number = {prompt.key: index for index, prompt in enumerate(prompts)}
-            owner = [number[encoded[i].key] for i in part]
-            keys = [requests[i].key for i in part]
-            answers = generate(self.decoder, self.logits, prompts, owner, keys, sampling, self.eos_ids)
+            owner = [number[prompt.key] for prompt in part]
+            keys = [requests[i].key for i in chosen]
+            answers = generate(
+                self.decoder, self.logits, prompts, owner, keys, sampling, self.token_budget, self.eos_ids
+            )
             texts = self.tokenizer.batch_decode([answer.ids for answer in answers], skip_special_tokens=True)
-            for i, answer, text in zip(part, answers, texts, strict=True):
+            for i, answer, text in zip(chosen, answers, texts, strict=True):
                 responses[i] = Response(text, tuple(answer.ids), tuple(answer.logprobs), answer.finished)
-            start = stop
         return [responses[i] for i in range(len(requests))]
 
     # --------------------------------------------------------------------------------------------------- score
@@ -162,6 +162,8 @@ class LocalPolicy(Policy):
         Gradients flow where torch records them; such a call is one pass, to be sized with ``plan_micro_batches``.
         Raises ValueError for an empty answer or one that contains a banned token.
         """
+        if not rows:
+            return Scores(torch.empty(0, device=self.device), [])
         encoded = self._rows(rows)
         distinct = list({_name(row): row for row in encoded}.values())
         parts = [list(range(len(distinct)))]
@@ -207,9 +209,13 @@ class LocalPolicy(Policy):
 
     # ------------------------------------------------------------------------------------------------- weights
 
+    def forget_pictures(self) -> None:
+        """Drop remembered picture features: what is computed next does not depend on what was computed before."""
+        self.decoder.forget_pictures()
+
     def checkpoint_gradients(self) -> None:
         """Trade time for memory in training: layers are computed again in the backward pass."""
-        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.model.activation_checkpointing_enable({"use_reentrant": False})
         self.model.train()
         self.decoder.written_out = False
         self.checkpointing = True

@@ -70,9 +70,11 @@ def _rotate(states: Tensor, cos: Tensor, sin: Tensor, size: int) -> Tensor:
     first, second = states.unflatten(-1, (-1, 2, size // 2)).unbind(-2)
     swapped = torch.stack([second, first], dim=-2).flatten(-3)
     width = states.shape[-1]
-    return torch.addcmul(states * cos[..., :width], swapped, sin[..., :width])
+    rotated: Tensor = torch.addcmul(states * cos[..., :width], swapped, sin[..., :width])
+    return rotated
 
 
 def _heads(states: Tensor, size: int) -> Tensor:
     """(rows, n, heads * size) -> (rows, heads, n, size)."""
-    return states.unflatten(-1, (-1, size)).transpose(1, 2)
+    heads: Tensor = states.unflatten(-1, (-1, size)).transpose(1, 2)
+    return heads

@@ -42,6 +42,18 @@ class Scores:
     entropy: Tensor | None = None
     log_distribution: Tensor | None = None
 
+    def require_entropy(self) -> Tensor:
+        """The entropy; raises ValueError where it was not asked for."""
+        if self.entropy is None:
+            raise ValueError("these scores were made without entropy=True")
+        return self.entropy
+
+    def require_distribution(self) -> Tensor:
+        """The log-distribution; raises ValueError where it was not asked for."""
+        if self.log_distribution is None:
+            raise ValueError("these scores were made without distribution=True")
+        return self.log_distribution
+
     def split(self) -> tuple[Tensor, ...]:
         """Log-probabilities of each row."""
         return torch.split(self.logprobs, self.lengths)

@@ -25,7 +25,7 @@ PATCH = 14
 """Side in pixels of the square that becomes one visual token."""
 
 PIXELS = 6 * PATCH
-"""Pictures larger than a square of this side are scaled down to its area: a Sokoban room of 6x6 has one token a cell."""
+"""Pictures larger than a square of this side are scaled down to its area; a 6x6 room has one token a cell."""
 
 # A user turn is wrapped in two tokens; the answer follows at once and ends with the second one.
 CHAT_TEMPLATE = (
@@ -89,12 +89,16 @@ def tiny_config(
     width: int = 64,
     layers: int = 2,
     heads: int = 4,
-    key_value_heads: int = 4,
+    key_value_heads: int = 2,
     mlp: int = 192,
     vision_width: int = 64,
-    vision_layers: int = 1,
+    vision_layers: int = 2,
+    spread: float = 0.1,
 ) -> Qwen2_5_VLConfig:
-    """Configuration at toy size; every vision layer sees the whole picture, and in- and output embeddings are tied."""
+    """Configuration at toy size; every vision layer sees the whole picture, and in- and output embeddings are tied.
+
+    ``spread`` is the standard deviation of fresh weights: at this width the usual 0.02 hardly learns to see.
+    """
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
     half = width // heads // 2
     sections = [half - 2 * (3 * half // 8), 3 * half // 8, 3 * half // 8]
@@ -112,6 +116,7 @@ def tiny_config(
             "eos_token_id": ids[END],
             "pad_token_id": ids[PAD],
             "tie_word_embeddings": True,
+            "initializer_range": spread,
         },
         vision_config={
             "depth": vision_layers,
@@ -122,12 +127,14 @@ def tiny_config(
             "fullatt_block_indexes": list(range(vision_layers)),
             "patch_size": PATCH,
             "spatial_merge_size": 1,
+            "initializer_range": spread,
         },
         image_token_id=ids[IMAGE],
         video_token_id=ids[VIDEO],
         vision_start_token_id=ids[VISION_START],
         vision_end_token_id=ids[VISION_END],
         tie_word_embeddings=True,
+        initializer_range=spread,
         eos_token_id=ids[END],
         pad_token_id=ids[PAD],
     )

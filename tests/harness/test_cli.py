@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import signal
 import subprocess
@@ -41,6 +42,7 @@ def stub(config: CellConfig, cell: CellDir, report: Callable[[Progress], None]) 
     with cell.lock():
         trouble = os.environ.get("STUB", "") if config.method and config.seed == 1 else ""
         (cell.path / f"started-{os.getpid()}-{time.monotonic_ns()}").touch()
+        logging.getLogger("harness.stub").warning("a warning")
         report(Progress(config.title, "train", 1, 2, success=0.5, tokens_per_second=1000.0))
         if trouble == "crash":
             raise ZeroDivisionError("a bug\nin two lines")
@@ -97,7 +99,9 @@ def starts(directory: Path) -> int:
 def test_a_second_run_does_nothing_and_more_seeds_run_only_what_is_missing(
     run: Callable[..., tuple[int, str]], recipe: Path, tmp_path: Path
 ) -> None:
-    assert run()[0] == 0
+    code, text = run()
+    assert code == 0
+    assert "EZPoints-v1 grpo seed 1: a warning" in text
     cells = expand(load_recipe(str(recipe)))
     assert all(cell_dir(tmp_path / "out", cell).finished for cell in cells)
     assert starts(tmp_path / "out") == len(cells) == 4
@@ -139,7 +143,7 @@ def hanging(recipe: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     )
     environment = {**os.environ, "STUB": "hang", "PYTHONPATH": str(Path(__file__).parent)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True) as process:
-        wait_for(lambda: len(list(tmp_path.glob("out/cells/*/manifest.json"))) == 3)
+        wait_for(lambda: starts(tmp_path / "out") == 4 and len(list(tmp_path.glob("out/cells/*/manifest.json"))) == 3)
         yield process
         process.kill()
 
@@ -207,6 +211,13 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert message in printed.err
     assert printed.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_overrides_may_follow_options(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(recipe), "seeds=[5]", "--dry-run", "methods=[]"]) == 0
+    assert "tiny (evaluation)" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["run", str(recipe), "--dry-run", "--sedes=[5]"])
 
 
 def test_dry_run_prints_the_cells_and_writes_nothing(

@@ -74,7 +74,7 @@ def test_seeds_widen_the_interval() -> None:
     apart, alike = np.zeros((2, 50)), np.zeros((2, 50))
     apart[0, :40], apart[1, :10] = 1, 1
     alike[:, :25] = 1
-    assert interval(outcomes(apart)).half_width > 1.5 * interval(outcomes(alike)).half_width
+    assert interval(outcomes(apart)).margin > 1.5 * interval(outcomes(alike)).margin
 
 
 def test_micro_and_macro_average() -> None:
@@ -138,7 +138,7 @@ def test_paired_comparison_uses_common_tasks_and_is_tighter_than_unpaired() -> N
     assert found.difference.low > 0
     assert found.p == pytest.approx(2 * 0.5**6)  # six tasks differ, all in our favour
     unpaired = st.interval(0, st.micro_replicates(ours, one, tasks) - st.micro_replicates(theirs, one, tasks[::-1]))
-    assert found.difference.half_width < 0.6 * unpaired.half_width
+    assert found.difference.margin < 0.6 * unpaired.margin
 
 
 def test_panels_that_differ_cannot_be_paired() -> None:
