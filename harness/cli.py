@@ -132,10 +132,16 @@ def parser() -> argparse.ArgumentParser:
     report = command("report", _report, "Write tables, figures and report.html of a run's finished cells.")
     report.add_argument("directory", type=Path, metavar="DIR", help="what `harness run --out` wrote")
 
-    command("perf", _perf, "Measure rollout, update and scoring against straightforward references, as ratios.")
+    perf = command("perf", _perf, "Measure speed and memory against straightforward references, as ratios.")
+    perf.add_argument("part", nargs="?", choices=["rollout", "update", "memory", "engine"], help="default: all four")
+    perf.add_argument("--policy", default="tiny", metavar="SPEC", help="tiny or a model directory (default tiny)")
+    perf.add_argument("--episodes", type=_count, default=128, metavar="N", help="episodes at once (default 128)")
 
     build = command("build-policy", _build_policy, "Rebuild an embedded policy from scripted demonstrations.")
-    build.add_argument("name", choices=["tiny", "tiny-teacher"])
+    build.add_argument("name", choices=["able", "tiny", "tiny-teacher"])
+    build.add_argument(
+        "--start", type=Path, metavar="DIR", help="an `able` policy built before (default: build it first)"
+    )
     build.add_argument("--out", type=Path, metavar="DIR", help="where to save it (default: inside the package)")
     return top
 
@@ -259,13 +265,13 @@ def _report(options: argparse.Namespace) -> int:
 def _perf(options: argparse.Namespace) -> int:
     from harness import perf
 
-    return perf.main()
+    return perf.main(options.part, options.policy, options.episodes, Console())
 
 
 def _build_policy(options: argparse.Namespace) -> int:
     from harness.policy import build
 
-    return build.main(options.name, options.out)
+    return build.main(options.name, options.out, options.start)
 
 
 if __name__ == "__main__":

@@ -327,6 +327,18 @@ class Ledger:
 # ---------------------------------------------------------------------------------------------- environment
 
 
+@dataclass(frozen=True)
+class Speed:
+    """What an environment's own engine does in a CPU second, beside the engine that it replaces and equals."""
+
+    what: str
+    """The piece of work in a few words, e.g. ``"steps"``."""
+    ours: float
+    reference: float
+    goal: float
+    """``ours / reference`` should be at least this."""
+
+
 class FreeText(gymnasium.Space[str]):
     """Any text. ``sample()`` draws one of ``examples``, so that random gymnasium tools get past the parser."""
 
@@ -416,6 +428,13 @@ class AgentEnv(gymnasium.Env[Observation, str]):
     def thought(self, action: str) -> str:
         """The expert's one- or two-word thought before ``action``, for demonstrations; may be empty."""
         return ""
+
+    def benchmark(self) -> tuple[Speed, ...]:
+        """Measure an engine of our own against the one it replaces, for ``harness perf``; empty where there is none.
+
+        Raises HarnessError where the other engine is not installed.
+        """
+        return ()
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> HarnessError:

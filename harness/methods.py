@@ -85,7 +85,9 @@ class Method(Frozen):
         if full and self.signal and self.signal.kind == "gated_nll":
             raise ValueError("the gate weighs sampled tokens; a full vocabulary needs reverse_kl")
         if full and self.teacher and self.teacher.weights == "update_start":
-            raise ValueError("a full vocabulary is scored inside the loss, where the update's start is gone; use current")
+            raise ValueError(
+                "a full vocabulary is scored inside the loss, where the update's start is gone; use current"
+            )
         return self
 
     @property

@@ -7,6 +7,7 @@ import multiprocessing as mp
 import os
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -102,7 +103,8 @@ def _worker(pipe: Connection, busy: Any, env_id: str, options: Mapping[str, Any]
                 except Exception as error:  # any third-party environment may fail in any way: the episode records it
                     envs.pop(slot, None)
                     where = traceback.extract_tb(error.__traceback__)[-1]
-                    state = State(error=f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})")
+                    text = " ".join(f"{type(error).__name__}: {error}".split())
+                    state = State(error=f"{text} ({where.filename}:{where.lineno})")
                 busy.value = -1
                 pipe.send((slot, *sender.pack(state)))
     except (EOFError, KeyboardInterrupt, BrokenPipeError):
@@ -160,14 +162,16 @@ class EnvPool:
     def step(self, actions: Mapping[int, str]) -> dict[int, State]:
         """Take one action in each given slot."""
         for slot, action in actions.items():
-            self._log[slot][1].append(action)
+            if slot in self._log:  # if not, it was lost in a replay, and its worker answers with an error
+                self._log[slot][1].append(action)
         return self._call("step", actions)
 
     def forget_images(self) -> None:
         """Drop remembered pictures on both sides (between rollouts, so that memory stays flat)."""
         for worker in self._workers:
             worker.images.clear()
-            worker.pipe.send(("forget", []))
+            with suppress(BrokenPipeError, ConnectionResetError):  # dead; the next call starts it again
+                worker.pipe.send(("forget", []))
 
     def _call(self, command: str, payloads: Mapping[int, Any]) -> dict[int, State]:
         groups: dict[int, list[tuple[int, Any]]] = {}
@@ -204,35 +208,47 @@ class EnvPool:
         return states
 
     def _recover(self, index: int, missing: Sequence[int]) -> dict[int, State]:
-        """Restart a dead worker: blame the slot it was busy with, replay the others up to where they were."""
-        if not missing:
-            return {}
+        """Restart a dead worker: the slot it was busy with gets an error, the others are replayed to where they were.
+
+        A slot that kills the worker again in its replay gets an error too, and the replay begins anew without it.
+        """
+        states: dict[int, State] = {}
+        culprit: int | None = int(self._workers[index].busy.value) if missing else None
+        while culprit is not None:
+            code = self._restart(index)
+            if self._log.pop(culprit, None):  # nobody is to blame for a worker that died idle
+                states[culprit] = State(error=f"environment worker died or hung (exit code {code})")
+            culprit = None
+            for slot in [s for s in sorted(self._log) if s % len(self._workers) == index]:
+                state = self._replay(index, slot)
+                if state is None:
+                    culprit = slot
+                    break
+                states[slot] = state
+        lost = State(error="environment worker died while another episode was replayed")
+        return {slot: states.get(slot, lost) for slot in missing}
+
+    def _restart(self, index: int) -> int | None:
+        """Replace a worker by a fresh one; returns the old one's exit code."""
         old = self._workers[index]
-        culprit = int(old.busy.value)
         old.process.kill()
         old.process.join()
-        culprit = culprit if culprit in missing else missing[0]
-        error = f"environment worker died or hung (exit code {old.process.exitcode})"
+        old.pipe.close()
         self._workers[index] = self._start()
-        self._log.pop(culprit, None)
-        states = {culprit: State(error=error)}
-        for slot in [s for s in sorted(self._log) if s % len(self._workers) == index]:
-            task, actions = self._log[slot]
-            replayed = self._replay(index, slot, task, actions)
-            if slot in missing:
-                states[slot] = replayed
-        return states
+        return old.process.exitcode  # type: ignore[no-any-return]
 
-    def _replay(self, index: int, slot: int, task: Task, actions: Sequence[str]) -> State:
-        worker = self._workers[index]
+    def _replay(self, index: int, slot: int) -> State | None:
+        """Bring a slot to where it was; None where its worker dies or hangs over it."""
+        task, actions = self._log[slot]
         state = State()
         for command, payload in [("reset", task), *(("step", action) for action in actions)]:
-            worker.pipe.send((command, [(slot, payload)]))
+            try:
+                self._workers[index].pipe.send((command, [(slot, payload)]))
+            except (BrokenPipeError, ConnectionResetError):
+                return None
             answer = self._receive(index, [slot])
             if slot not in answer:
-                worker.process.kill()
-                self._workers[index] = self._start()
-                return State(error="environment worker died again while the episode was replayed")
+                return None
             state = answer[slot]
         return state
 
@@ -243,10 +259,8 @@ class EnvPool:
     def close(self) -> None:
         """End all workers."""
         for worker in self._workers:
-            try:
+            with suppress(BrokenPipeError, ConnectionResetError):
                 worker.pipe.send(("close", []))
-            except (BrokenPipeError, ConnectionResetError):
-                continue
         for worker in self._workers:
             worker.process.join(timeout=5)
             if worker.process.is_alive():

@@ -60,7 +60,7 @@ def teacher_prompts(
     """What the teacher reads in place of each row's prompt (x+ of the paper); None where the row is not distilled.
 
     Args:
-        skills: One per episode.
+        skills: One per episode; unread where the context asks for none.
         context: ``Teacher.context`` of the method.
         groups: Group of each episode; shuffled skills come from another episode.
     """
@@ -69,7 +69,7 @@ def teacher_prompts(
     if context == "shuffled_skill":
         skills = shuffle_skills(skills, groups, key)
     if context == "empty_skill":
-        skills = [NO_SKILL] * len(skills)
+        skills = [NO_SKILL] * len(groups)
     return [insert_skill(row.prompt, skills[row.episode].text) if skills[row.episode].usable else None for row in rows]
 
 

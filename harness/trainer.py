@@ -332,6 +332,12 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------ persistence
 
+    def forget_pictures(self) -> None:
+        """Drop the picture features that any of the policies remembers."""
+        for policy in (self.policy, self.reference, self.teacher):
+            if policy is not None:
+                policy.forget_pictures()
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold besides the weights."""
         return {"optimizer": self.optimizer.state_dict(), "steps": self.steps, "rng": torch.get_rng_state()}

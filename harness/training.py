@@ -114,7 +114,7 @@ class Training:
         """One update: collect, analyse, re-score, optimise; then one line in metrics.jsonl."""
         session = self.session
         with charged(self.ledger):
-            self.policy.forget_pictures()  # so that a resumed run encodes in the same batches
+            trainer.forget_pictures()  # so that a resumed run encodes in the same batches
             session.tell("train", number - 1, self.config.updates)
             jobs = self._jobs(number)
             clock = time.perf_counter()

@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envs_text.alfworld import generator, prompts
+from envs_text.alfworld.compare import compare_engines
 from envs_text.alfworld.engine import Engine
 from envs_text.alfworld.experts import SearchExpert, plan_from
 from envs_text.alfworld.games import LAYOUT, Game, Rules, check_rules, official_split, read_game
@@ -26,6 +27,7 @@ from harness.contracts import (
     Observation,
     Panel,
     Prompt,
+    Speed,
     Task,
     View,
     digest,
@@ -258,6 +260,17 @@ class ALFWorld(AgentEnv):
         observations = [step.observation["text"] for step in episode.steps]
         trail = follow(observations, [step.action for step in episode.steps], episode.success)
         return describe(trail, wish, episode.success)
+
+    def benchmark(self) -> tuple[Speed, ...]:
+        """The native engine against the official one on the same games and commands, whose texts must be equal."""
+        games = [self._game(task.spec) for task in self.panel("train", 6)]
+        found = compare_engines(games, steps=60)
+        if found["unequal"]:
+            raise HarnessError(f"the engines differ in {found['unequal']} of {found['moments']} moments")
+        return (
+            Speed("steps", 1 / found["native_step_s"], 1 / found["official_step_s"], goal=1000),
+            Speed("loads and resets", 1 / found["native_load_s"], 1 / found["official_load_s"], goal=300),
+        )
 
 
 def _data_root(data: str) -> Path | None:

@@ -11,61 +11,27 @@ Three stages, each deterministic from its seed:
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from harness.contracts import AgentEnv, Episode, Prompt, Response, Step, StopReason, Turn, View
+from harness.contracts import HarnessError
+from harness.policy.demonstrations import SOURCES, Demonstrator, Stage, demonstrations
+from harness.policy.load import MODELS, load_local
 from harness.policy.local import LocalPolicy
-from harness.registry import make_env
-from harness.skills import PHRASES, analysis_prompt, insert_skill, skill_answer
+from harness.policy.measure import Ability, measure
+from harness.policy.tiny import build_tokenizer, new_tiny
+from harness.provenance import provenance
+from harness.skills import PHRASES, skill_answer
 
 Report = Callable[[str, int, int, float], None]
 """Called with (stage, step, steps, loss)."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """An environment that demonstrations come from, and its share of the rows."""
-
-    env: str
-    options: dict[str, str]
-    share: float
-    history: int
-    max_steps: int
-
-
-SOURCES = (
-    Source("ALFWorld-v1", {"size": "small"}, 0.22, 2, 20),
-    Source("ALFWorld-v1", {"size": "medium"}, 0.08, 2, 30),
-    Source("ALFWorld-v1", {"size": "full"}, 0.06, 2, 30),
-    Source("ALFWorld-v1", {"size": "full", "rules": "2.1.1"}, 0.10, 2, 30),
-    Source("Sokoban-v1", {}, 0.34, 0, 15),
-    Source("EZPoints-v1", {}, 0.20, 0, 8),
-)
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One stage of building.
-
-    Attributes:
-        weak: Share of plain demonstrations' actions that are random and imitated as if they were right.
-        skilled: Share of episodes demonstrated with the oracle's skill in the prompt (never weak).
-        analysed: Share of rows that are (episode -> skill).
-    """
-
-    steps: int
-    learning_rate: float
-    final_rate: float
-    weak: float
-    skilled: float
-    analysed: float
-    seed: int
-
 
 STAGES = {
     "able": Stage(14000, 2e-3, 1e-3, weak=0.0, skilled=0.4, analysed=0.15, seed=1),
@@ -73,115 +39,14 @@ STAGES = {
     "tiny-teacher": Stage(14000, 1e-3, 2e-5, weak=0.0, skilled=0.2, analysed=0.1, seed=3),
 }
 
-ROWS = 16
-"""Rows a step: learns two to three times faster per CPU second than 64."""
-
-BUFFER = 1536
-"""Rows of each source held for shuffling."""
-
 TOKEN_BUDGET = 2048
 """Padded tokens per pass: short rows are not padded to the length of an analysis."""
 
-ANALYSIS_TOKENS = 1024
+VOCABULARY = 2048
+"""At most so many tokens; the texts hold fewer words."""
 
-
-@dataclass
-class Demonstrator:
-    """Plays one environment's training tasks and turns them into training rows."""
-
-    source: Source
-    stage: Stage
-    rng: np.random.Generator
-    env: AgentEnv = field(init=False)
-    rows: list[tuple[Prompt, str]] = field(default_factory=list)
-    analyses: list[tuple[Prompt, str]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.env = make_env(self.source.env, self.source.options)
-        self.tasks = self.env.panel("demo" if "demo" in self.env.card.panels else "train").tasks
-
-    def draw(self, count_tokens: Callable[[Prompt], int]) -> tuple[Prompt, str]:
-        """One random row; the buffers are topped up with fresh episodes as rows are taken."""
-        analysed = self.rng.random() < self.stage.analysed
-        while min(len(self.rows), 8 * len(self.analyses)) < BUFFER:
-            rows, episode = self.demonstrate()
-            self.rows += rows
-            note = self.env.annotate(episode) if episode.steps else None
-            if note:
-                prompt, _ = analysis_prompt(episode, "compact", ANALYSIS_TOKENS, count_tokens)
-                if prompt is not None:
-                    self.analyses.append((prompt, skill_answer(*note)))
-        pool = self.analyses if analysed else self.rows
-        index = int(self.rng.integers(len(pool)))
-        pool[index], pool[-1] = pool[-1], pool[index]
-        return pool.pop()
-
-    def demonstrate(self) -> tuple[list[tuple[Prompt, str]], Episode]:
-        """Play one task: what the expert answers at every step, also after blunders that are not imitated."""
-        env, rng = self.env, self.rng
-        task = self.tasks[int(rng.integers(len(self.tasks)))]
-        observation, info = env.reset(options={"task": task})
-        skilled = rng.random() < self.stage.skilled
-        skill = env.oracle_skill() if skilled else ""
-        weak = 0.0 if skilled else self.stage.weak
-        blunders = float(rng.choice([0.0, 0.15, 0.4]))
-        episode = Episode(task, 0, env.task_text(observation))
-        rows: list[tuple[Prompt, str]] = []
-        turns: list[Turn] = []
-        seen: dict[str, None] = {}
-        burst = 0
-        for number in range(1, self.source.max_steps + 1):
-            admissible = info["admissible"]
-            seen |= dict.fromkeys(admissible)
-            history = tuple(turns[-self.source.history :]) if self.source.history else ()
-            view = View(episode.task_text, number, history, observation["text"], observation["images"], admissible)
-            prompt = insert_skill(env.prompt(view, "compact"), skill)
-            target = str(rng.choice(admissible)) if rng.random() < weak else env.oracle()
-            if target not in admissible:  # nothing can be mended any more
-                break
-            answer = env.respond(target, env.thought(target))
-            rows.append((prompt, answer))
-            action, burst = self._execute(target, blunders, admissible, seen, burst)
-            observation_before = observation
-            observation, reward, terminated, truncated, info = env.step(action)
-            response = Response(env.respond(action, env.thought(action)))
-            episode.steps.append(Step(observation_before, prompt, response, action, bool(info["valid"]), float(reward)))
-            turns.append(Turn(number, observation_before["text"], action))
-            episode.score = float(info["score"])
-            if terminated:
-                episode.stop_reason = StopReason.SUCCESS if info["success"] else StopReason.FAILURE
-            if terminated or truncated:
-                break
-        return rows, episode
-
-    def _execute(
-        self, target: str, blunders: float, admissible: Sequence[str], seen: dict[str, None], burst: int
-    ) -> tuple[str, int]:
-        """The action actually taken: the demonstrated one, a random one, or a burst of no longer possible ones.
-
-        "Nothing happens." never occurs in clean demonstrations; a policy that first meets it in a rollout gets stuck.
-        """
-        rng = self.rng
-        impossible = [action for action in seen if action not in admissible]
-        if burst == 0 and blunders and rng.random() < 0.08:
-            burst = int(rng.integers(1, 4))
-        if burst and impossible:
-            return str(rng.choice(impossible)), burst - 1
-        if rng.random() < blunders:
-            return str(rng.choice(admissible)), burst
-        return target, burst
-
-
-def demonstrations(stage: Stage, count_tokens: Callable[[Prompt], int]) -> Iterator[list[tuple[Prompt, str]]]:
-    """Endless batches of rows, mixed by the sources' shares."""
-    rng = np.random.default_rng([stage.seed, 0])
-    demonstrators = [
-        Demonstrator(source, stage, np.random.default_rng([stage.seed, 1 + index]))
-        for index, source in enumerate(SOURCES)
-    ]
-    shares = np.array([source.share for source in SOURCES])
-    while True:
-        yield [demonstrators[i].draw(count_tokens) for i in rng.choice(len(SOURCES), ROWS, p=shares / shares.sum())]
+CORPUS_EPISODES = 150
+"""Episodes of each source that the tokenizer is built from."""
 
 
 def fit(policy: LocalPolicy, name: str, report: Report, stage: Stage | None = None) -> None:
@@ -226,3 +91,88 @@ def corpus(episodes: int) -> tuple[list[str], list[str]]:
             if note:
                 texts.append(skill_answer(*note))
     return texts, list(phrases)
+
+
+def build_able(report: Report) -> LocalPolicy:
+    """The common ancestor: fresh tokenizer, fresh weights, stage ``able``."""
+    texts, phrases = corpus(CORPUS_EPISODES)
+    policy = new_tiny(build_tokenizer(texts, phrases, VOCABULARY), seed=0)
+    fit(policy, "able", report)
+    return policy
+
+
+def main(name: str, out: Path | None, start: Path | None = None) -> int:
+    """``harness build-policy``: build one policy, measure it, write it with model card and manifest.
+
+    Args:
+        name: ``able``, ``tiny`` or ``tiny-teacher``.
+        out: Directory to write; default: where the package looks for it.
+        start: An ``able`` built before; default: build it first.
+    """
+    from rich.console import Console
+
+    torch.set_num_threads(1)
+    console, clock = Console(stderr=True), time.perf_counter()
+
+    def report(stage: str, step: int, steps: int, loss: float) -> None:
+        spent = time.perf_counter() - clock
+        console.print(f"{stage} {step}/{steps}  loss {loss:.3f}  {spent:.0f} s", highlight=False)
+
+    target = out or MODELS / name
+    if target.exists() and not (target / "config.json").is_file():
+        raise HarnessError(f"{target} exists and is not a model directory; name another with --out")
+    policy = load_local(str(start)) if start else build_able(report)
+    if name != "able":
+        fit(policy, name, report)
+    abilities = {f"{s.env} {s.options}" if s.options else s.env: ability(policy, i) for i, s in enumerate(SOURCES)}
+    policy.save(target)
+    facts = {
+        "name": name,
+        "fingerprint": policy.fingerprint,
+        "parameters": policy.parameters,
+        "stages": {stage: asdict(STAGES[stage]) for stage in dict.fromkeys(("able", name))},
+        "sources": [asdict(source) for source in SOURCES],
+        "ability": {source: asdict(value) for source, value in abilities.items()},
+        **provenance(),
+    }
+    (target / "manifest.json").write_text(json.dumps(facts, indent=2) + "\n")
+    (target / "README.md").write_text(model_card(name, policy, abilities))
+    console.print(f"wrote {target} ({policy.parameters:,} parameters)")
+    return 0
+
+
+def ability(policy: LocalPolicy, source: int, tasks: int = 256) -> Ability:
+    """What the policy can do in one of the sources' environments."""
+    spec = SOURCES[source]
+    return measure(policy, spec.env, spec.options, tasks, spec.history, spec.max_steps)
+
+
+def model_card(name: str, policy: LocalPolicy, abilities: dict[str, Ability]) -> str:
+    """The README of a packaged policy."""
+    purpose = {
+        "able": "The common ancestor of the embedded policies.",
+        "tiny": "The embedded base policy: it reads, copies and follows a skill well and chooses poorly on its own, so "
+        "that there is something to learn. It stands in for an instruct model on a laptop.",
+        "tiny-teacher": "The embedded teacher: the same architecture trained far longer on expert demonstrations.",
+    }[name]
+    rows = "\n".join(
+        f"| {source} | {a.plain:.1%} | {a.skilled:.1%} | {a.misled:.1%} | {a.valid:.1%} | {a.written:.1%} |"
+        for source, a in abilities.items()
+    )
+    return f"""# {name}
+
+{purpose}
+
+Architecture: Qwen2.5-VL from transformers at toy size, {policy.parameters:,} parameters, {policy.vocabulary} tokens,
+compact prompts. Trained from scripted demonstrations only; rebuild it with `harness build-policy {name}`.
+It knows nothing but these games and must not be used for anything else.
+
+Success over 256 tasks of each eval panel at temperature 1: on ordinary prompts, with the oracle's skill in the prompt,
+with another task's skill; then the share of readable actions, and of own skills that equal the scripted annotator's.
+
+| environment | plain | right skill | wrong skill | valid actions | skills written exactly |
+|---|---|---|---|---|---|
+{rows}
+
+Licence: Apache-2.0, as the package.
+"""

@@ -186,20 +186,18 @@ def rotary_positions(roles: NDArray[np.int8], grids: Sequence[Grid], merge: int,
     if axes == 1:
         return np.arange(len(roles))[None]
     positions = np.empty((axes, len(roles)), dtype=np.int64)
-    place = next_position = 0
-    remaining = iter(grids)
-    while place < len(roles):
-        if roles[place] != Role.IMAGE:
-            positions[:, place] = next_position
-            place, next_position = place + 1, next_position + 1
-            continue
-        _, height, width = next(remaining)
-        height, width = height // merge, width // merge
-        span = slice(place, place + height * width)
-        positions[0, span] = next_position
-        positions[1, span] = next_position + np.repeat(np.arange(height), width)
-        positions[2, span] = next_position + np.tile(np.arange(width), height)
-        place, next_position = span.stop, next_position + max(height, width)
+    place = shift = 0  # text at index i has position i + shift: a picture takes fewer positions than tokens
+    pictured = roles == Role.IMAGE
+    for _, rows, columns in grids:
+        height, width = rows // merge, columns // merge
+        start = place + int(pictured[place:].argmax())
+        positions[:, place:start] = np.arange(place, start) + shift
+        place = start + height * width
+        positions[0, start:place] = start + shift
+        positions[1, start:place] = start + shift + np.repeat(np.arange(height), width)
+        positions[2, start:place] = start + shift + np.tile(np.arange(width), height)
+        shift += max(height, width) - height * width
+    positions[:, place:] = np.arange(place, len(roles)) + shift
     return positions
 
 

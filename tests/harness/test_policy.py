@@ -98,7 +98,7 @@ def test_answers_do_not_depend_on_the_batch(policy, sampling):
     for size in (1, 7):
         apart = [r for i in range(0, 64, size) for r in policy.generate(requests[i : i + size], sampling)]
         assert [r.token_ids for r in apart] == [r.token_ids for r in together]
-        close([p for r in apart for p in r.logprobs], [p for r in together for p in r.logprobs], 1e-5)
+        close([p for r in apart for p in r.logprobs], [p for r in together for p in r.logprobs], 1e-4)
     policy.token_budget, budget = 100, policy.token_budget
     in_parts = policy.generate(requests, sampling)
     policy.token_budget = budget
@@ -144,7 +144,7 @@ def test_scores_do_not_depend_on_the_batch(policy):
         in_parts = policy.score(rows).split()
         policy.token_budget = budget
     for scores in (alone, backwards, in_parts):
-        close(torch.cat(list(scores)), torch.cat(list(together)), 1e-5)
+        close(torch.cat(list(scores)), torch.cat(list(together)), 1e-4)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -174,9 +174,9 @@ def test_shared_prompts_change_neither_scores_nor_gradients(tiny, monkeypatch):
         logprobs = tiny.score(rows).logprobs
         logprobs.sum().backward()
         results.append((logprobs.detach(), [parameter.grad.clone() for parameter in tiny.model.parameters()]))
-    close(results[0][0], results[1][0], 1e-5)
+    close(results[0][0], results[1][0], 1e-4)
     for one, other in zip(results[0][1], results[1][1], strict=True):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
 
 
 # ------------------------------------------------------------------------------------------------- transformers
@@ -204,9 +204,9 @@ def test_scores_and_gradients_equal_those_of_transformers(tiny):
     tiny.model.zero_grad()
     ours = tiny.score([(prompt, answer)]).logprobs
     ours.sum().backward()
-    close(ours.detach(), expected.detach(), 1e-5)
+    close(ours.detach(), expected.detach(), 1e-4)
     for parameter, gradient in zip(tiny.model.parameters(), gradients, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-3, rtol=1e-3)
 
 
 def test_gradient_checkpointing_changes_no_gradient(tokenizer):
@@ -219,7 +219,7 @@ def test_gradient_checkpointing_changes_no_gradient(tokenizer):
         policy.score(rows).logprobs.sum().backward()
         gradients.append([parameter.grad for parameter in policy.model.parameters()])
     for one, other in zip(*gradients, strict=True):
-        close(one, other, 1e-5)
+        close(one, other, 1e-4)
 
 
 def test_other_sizes(tokenizer):

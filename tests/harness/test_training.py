@@ -1,0 +1,191 @@
+"""Whole training cells: killed and resumed, silent distillation, overflowing prompts, and input that cannot work."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+from toy_cells import run_in_child, run_toy, toy_config, toy_policy
+
+from harness.contracts import HarnessError
+from harness.methods import SEED, Advantage, Method
+from harness.store import CellDir
+
+WEIGHTS = "policy/model.safetensors"
+CLOCKS = {"wall_seconds", "cpu_seconds"}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("toy") / "policy"
+    toy_policy().save(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("toy") / "teacher"
+    toy_policy(seed=1).save(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def grpo(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> CellDir:
+    return run_toy(toy_config(policy), tmp_path_factory.mktemp("grpo"))
+
+
+def timeless(value: Any) -> Any:
+    """Records without what a clock measured."""
+    if isinstance(value, list):
+        return [timeless(part) for part in value]
+    if isinstance(value, dict):
+        return {name: timeless(part) for name, part in value.items() if name not in CLOCKS}
+    return value
+
+
+def everything(cell: CellDir) -> dict[str, Any]:
+    """All that a run leaves behind and that must be the same whenever it is run."""
+    assert cell.finished
+    manifest = cell.read_json("manifest.json")
+    return {
+        "weights": (cell.path / WEIGHTS).read_bytes(),
+        "episodes": pyarrow.parquet.read_table(cell.path / "episodes.parquet").to_pylist(),
+        **{name: timeless(cell.records(name)) for name in ("metrics.jsonl", "evals.jsonl", "skills.jsonl")},
+        **{name: timeless(manifest[name]) for name in ("ledger", "warnings", "protocol", "panel", "train_panel")},
+    }
+
+
+def trained_episodes(cell: CellDir) -> list[dict[str, Any]]:
+    table = pyarrow.parquet.read_table(cell.path / "episodes.parquet").to_pylist()
+    return [episode for episode in table if episode["phase"] == "train"]
+
+
+# ------------------------------------------------------------------------------------------------ kill and resume
+
+KILLS = {
+    "seed": [
+        ("torch.nn.utils:clip_grad_norm_", 5),  # in stage 1, while it learns
+        ("torch:save", 1),  # in checkpoint 0
+        ("harness.trainer:Trainer._optimise", 2),  # in update 1, between two optimizer steps
+        ("harness.cell:Session.evaluate", 1),  # in update 2: metrics are written, the evaluation is not
+        ("pathlib:Path.rename", 1),  # checkpoint 2 is complete, but not yet in its place
+        ("harness.training:Training.update", 2),  # between checkpoint 2 and update 3
+        ("harness.store:replace_tree", 1),  # all is done, but not yet closed
+    ],
+    "grpo": [
+        ("harness.trainer:Trainer._optimise", 3),  # in update 2
+        ("harness.cell:Session.journal", 2),  # in update 3, between the evaluation's record and its episodes
+    ],
+    "opd-teacher": [
+        ("torch:save", 3),  # in checkpoint 2
+    ],
+}
+"""For every method, where its run is killed, one after the other; each goes on where the one before stopped."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", KILLS)
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
+    policy: Path, teacher: Path, tmp_path: Path, method: str
+) -> None:
+    config = toy_config(policy, method, teacher if method == "opd-teacher" else "", mini_batches=2)
+    whole = run_toy(config, tmp_path / "whole", workers=2)
+    killed = CellDir(tmp_path / "killed")
+    for place in KILLS[method]:
+        assert run_in_child(config, killed.path, dies_at=place) == -9, f"never came to {place}"
+        assert not killed.finished
+        if (killed.path / "metrics.jsonl").is_file():
+            with (killed.path / "metrics.jsonl").open("a") as file:
+                file.write('{"update": 9, "succ')  # as if the kill had torn a line
+    assert run_in_child(config, killed.path) == 0
+    expected, found = everything(whole), everything(killed)
+    assert len(expected["metrics.jsonl"]) == 3
+    assert [record["update"] for record in expected["evals.jsonl"]] == [0, 2, 3]
+    for name, value in expected.items():
+        assert found[name] == value, name
+
+
+def test_a_finished_cell_is_not_run_again(grpo: CellDir, policy: Path) -> None:
+    before = (grpo.path / "manifest.json").read_bytes()
+    run_toy(toy_config(policy), grpo.path)
+    assert (grpo.path / "manifest.json").read_bytes() == before
+
+
+# ------------------------------------------------------------------------------------------- distillation or none
+
+
+def without_start(**teacher: Any) -> Method:
+    """SEED without stage 1: a policy of random weights writes nothing readable."""
+    assert SEED.teacher is not None
+    return SEED.model_copy(update={"start": "base", "teacher": SEED.teacher.model_copy(update=teacher)})
+
+
+def test_unreadable_skills_leave_grpo_and_are_announced(
+    policy: Path, grpo: CellDir, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        cell = run_toy(toy_config(policy, without_start()), tmp_path)
+    assert (cell.path / WEIGHTS).read_bytes() == (grpo.path / WEIGHTS).read_bytes()
+    metrics = cell.records("metrics.jsonl")
+    assert [record["skill/parse_rate"] for record in metrics] == [0, 0, 0]
+    skills = cell.records("skills.jsonl")
+    assert len(skills) == 3 * 8
+    assert not any(skill["usable"] for skill in skills)
+    assert metrics[-1]["ledger"]["analyzer_tokens"] > 0
+    assert metrics[-1]["ledger"]["rescored_tokens"] == 0
+    (warning,) = cell.read_json("manifest.json")["warnings"]
+    assert "no distillation token was active in updates 1 to 3" in warning
+    assert warning in caplog.text
+
+
+def test_the_announcement_survives_a_kill(policy: Path, tmp_path: Path) -> None:
+    config = toy_config(policy, without_start())
+    assert run_in_child(config, tmp_path, dies_at=("harness.training:Training.update", 3)) == -9
+    assert len(run_toy(config, tmp_path).read_json("manifest.json")["warnings"]) == 1
+
+
+def test_the_empty_skill_control_is_grpo_and_silent_on_purpose(policy: Path, grpo: CellDir, tmp_path: Path) -> None:
+    cell = run_toy(toy_config(policy, without_start(context="empty_skill")), tmp_path)
+    assert (cell.path / WEIGHTS).read_bytes() == (grpo.path / WEIGHTS).read_bytes()
+    assert cell.read_json("manifest.json")["warnings"] == []
+    assert cell.records("skills.jsonl") == []
+
+
+# --------------------------------------------------------------------------------------------- episodes left out
+
+
+def test_overflowing_episodes_have_no_training_weight(policy: Path, tmp_path: Path) -> None:
+    keep = Method(name="keep", summary="", advantage=Advantage(degenerate="keep"))
+    roomy = toy_config(policy, keep, updates=1)
+    config = roomy.model_copy(update={"env": roomy.env.model_copy(update={"max_prompt_tokens": 12})})
+    cell = run_toy(config, tmp_path)
+    episodes, (metrics,) = trained_episodes(cell), cell.records("metrics.jsonl")
+    overflown = [episode for episode in episodes if episode["stop_reason"] == "context_overflow"]
+    assert 0 < len(overflown) < len(episodes)
+    assert not any(episode["success"] for episode in overflown)
+    assert metrics["stop_reasons"]["context_overflow"] == len(overflown)
+    assert metrics["rows"] == sum(e["steps"] for e in episodes) - sum(e["steps"] for e in overflown)
+
+
+# ------------------------------------------------------------------------------------------- input that cannot work
+
+
+def test_scripted_policies_cannot_be_trained(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="'random' cannot be trained"):
+        run_toy(toy_config("random"), tmp_path)
+
+
+def test_a_teacher_with_other_tokens_is_refused(policy: Path, tmp_path: Path) -> None:
+    toy_policy(vocabulary=300).save(tmp_path / "teacher")
+    with pytest.raises(HarnessError, match="their vocabularies differ"):
+        run_toy(toy_config(policy, "opd-teacher", tmp_path / "teacher"), tmp_path / "cell")
+
+
+def test_training_on_the_evaluation_panel_is_refused(policy: Path, tmp_path: Path) -> None:
+    config = toy_config(policy)
+    config = config.model_copy(update={"eval": config.eval.model_copy(update={"panel": "train"})})
+    with pytest.raises(HarnessError, match="would leak"):
+        run_toy(config, tmp_path)

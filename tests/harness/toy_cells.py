@@ -1,0 +1,100 @@
+"""Small training cells on the toy environment, with a policy of random weights, and children that die where told."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from toy_envs import Doors
+
+from harness.cell import run_cell
+from harness.config import AnalysisConfig, CellConfig, EnvConfig, EvalConfig, Stage1Config, TrainConfig
+from harness.methods import Method, get_method
+from harness.policy.local import LocalPolicy
+from harness.policy.tiny import build_tokenizer, new_tiny, tiny_config
+from harness.skills import PHRASES
+from harness.store import CellDir
+
+TEXTS = ["left middle right door", "1 steps. Avoid the left door.", "2 steps. Open the right door."] * 4
+
+
+def toy_policy(seed: int = 0, vocabulary: int = 340) -> LocalPolicy:
+    """Random weights, spread so that every prompt has its own habits."""
+    tokenizer = build_tokenizer(TEXTS, (*PHRASES, *Doors.phrases), vocabulary)
+    config = tiny_config(tokenizer, width=32, layers=2, heads=2, key_value_heads=1, mlp=64, vision_width=32)
+    policy = new_tiny(tokenizer, seed, config)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(2.0)
+    return policy
+
+
+def toy_config(policy: Path | str, method: Method | str = "grpo", teacher: Path | str = "", **train: Any) -> CellConfig:
+    """Three updates of two tasks, twice attempted; skills are readable because stage 1 makes them so."""
+    method = get_method(method) if isinstance(method, str) else method
+    settings = {"updates": 3, "tasks": 2, "group": 4, "panel_size": 3, "learning_rate": 1e-3, "checkpoint_every": 1}
+    return CellConfig(
+        env=EnvConfig(id="toy_envs:Doors", max_prompt_tokens=128, max_response_tokens=4),
+        policy=str(policy),
+        method=method,
+        teacher=str(teacher),
+        seed=5,
+        train=TrainConfig(**(settings | train)),
+        stage1=Stage1Config(tasks=3, attempts=4, temperature=1.0, epochs=8, batch=4, learning_rate=1e-2),
+        analysis=AnalysisConfig(max_tokens=16, max_prompt_tokens=256),
+        eval=EvalConfig(panel_size=4, temperature=1.0, every=2, batch=3),
+    )
+
+
+def run_toy(config: CellConfig, place: Path, workers: int = 1) -> CellDir:
+    cell = CellDir(place)
+    run_cell(config, cell, lambda progress: None, workers)
+    return cell
+
+
+def run_in_child(config: CellConfig, place: Path, dies_at: tuple[str, int] | None = None) -> int:
+    """Run the cell in a process of its own and return its exit code.
+
+    ``dies_at`` = ("package.module:function", n): the child kills itself with SIGKILL when it calls that for the n-th
+    time. Children start from a server that has imported everything, in milliseconds.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["toy_cells", "harness.training", "accelerate", "transformers"])
+    child = context.Process(target=_child, args=(config.model_dump_json(), place, dies_at))
+    child.start()
+    child.join()
+    assert child.exitcode is not None
+    return child.exitcode
+
+
+def _child(config: str, place: Path, dies_at: tuple[str, int] | None) -> None:
+    if dies_at:
+        name, count = dies_at
+        module, _, path = name.partition(":")
+        *owners, function = path.split(".")
+        owner: Any = importlib.import_module(module)
+        for part in owners:
+            owner = getattr(owner, part)
+        setattr(owner, function, _deadly(getattr(owner, function), count))
+    run_toy(CellConfig(**json.loads(config)), place)
+
+
+def _deadly(function: Callable[..., Any], count: int) -> Callable[..., Any]:
+    calls = 0
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **kwargs)
+
+    return call
