@@ -181,10 +181,10 @@ class Trainer:
         if self.config.kl == 0:
             return {}
         if self.steps == 0:  # the reference is the policy itself: its sampling log-probs are the answer
-            return {i: torch.tensor(row.logp_old) for i, row in enumerate(rows)}
+            return {i: self._tensor(row.logp_old) for i, row in enumerate(rows)}
         pairs = [(row.prompt, row.response) for row in rows]
-        self._charge(self._reference(), pairs, ledger)
-        return dict(enumerate(score_rows(self._reference(), pairs, self.config.temperature)))
+        self._charge(self.start(), pairs, ledger)
+        return dict(enumerate(score_rows(self.start(), pairs, self.config.temperature)))
 
     def _score_teacher(self, rows: Sequence[Row], ledger: Ledger) -> dict[int, torch.Tensor]:
         """log pi_T of the sampled tokens, where the teacher does not change during the update."""
@@ -194,7 +194,7 @@ class Trainer:
         scorer = self._scorer(spec.weights)
         known: dict[int, torch.Tensor] = {}
         if scorer is self.policy:  # same weights and same prompt: the sampling log-probs are the answer
-            known = {i: torch.tensor(r.logp_old) for i, r in enumerate(rows) if r.teacher_prompt == r.prompt}
+            known = {i: self._tensor(r.logp_old) for i, r in enumerate(rows) if r.teacher_prompt == r.prompt}
         todo = {
             i: (row.teacher_prompt, row.response)
             for i, row in enumerate(rows)
@@ -212,9 +212,10 @@ class Trainer:
     def _scorer(self, weights: str) -> LocalPolicy:
         if weights == "external":
             return self._teacher()
-        return self._reference() if weights == "start" else self.policy
+        return self.start() if weights == "start" else self.policy
 
-    def _reference(self) -> LocalPolicy:
+    def start(self) -> LocalPolicy:
+        """The frozen policy at the start of stage 2: reference, and analyzer or teacher where the method says so."""
         if self.reference is None:
             raise ValueError("this configuration needs the start policy as reference")
         return self.reference
@@ -224,6 +225,9 @@ class Trainer:
             raise ValueError("this method needs an external teacher")
         return self.teacher
 
+    def _tensor(self, values: Sequence[float]) -> torch.Tensor:
+        return torch.tensor(values, device=self.policy.device)
+
     # ------------------------------------------------------------------------------------------ optimising
 
     def _streams(
@@ -231,11 +235,11 @@ class Trainer:
     ) -> Streams:
         """Weights of a mini-batch, beside the log-probs that are already known."""
         lengths = [len(row.response) for row in rows]
-        repeats = torch.tensor(lengths)
-        episodes = torch.tensor([row.episode for row in rows]).repeat_interleave(repeats)
+        repeats = self._tensor(lengths)
+        episodes = self._tensor([row.episode for row in rows]).repeat_interleave(repeats)
 
         def weights(active: Sequence[bool], normalise: Literal["token", "episode"]) -> tuple[torch.Tensor, ...]:
-            mask = torch.tensor(active).repeat_interleave(repeats)
+            mask = self._tensor(active).repeat_interleave(repeats)
             return torch.split(objective.token_weights(mask, normalise, episodes), lengths)
 
         return Streams(
@@ -277,8 +281,8 @@ class Trainer:
             distribution=signal is not None and signal.vocabulary == "full",
         )
         logp = scores.logprobs
-        old = torch.tensor([value for row in chosen for value in row.logp_old])
-        advantage = torch.tensor([row.advantage or 0.0 for row in chosen for _ in row.response])
+        old = self._tensor([value for row in chosen for value in row.logp_old])
+        advantage = self._tensor([row.advantage or 0.0 for row in chosen for _ in row.response])
         policy, every = (torch.cat([weight[i] for i in part]) for weight in (streams.policy, streams.every))
 
         per_token, statistics = objective.policy_gradient(logp, old, advantage, config.clip, config.dual_clip)
@@ -322,7 +326,7 @@ class Trainer:
         if spec.weights == "current":
             teacher = torch.cat(score_rows(self.policy, pairs, self.config.temperature))
         else:
-            teacher = torch.cat([streams.teacher.get(i, torch.zeros(len(rows[i].response))) for i in part])
+            teacher = torch.cat([streams.teacher.get(i, self._tensor([0.0] * len(rows[i].response))) for i in part])
         if signal.kind == "reverse_kl":
             per_token, statistics = objective.reverse_kl_sampled(scores.logprobs, old, teacher, self.config.clip)
         else:

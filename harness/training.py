@@ -121,7 +121,7 @@ class Training:
             episodes = session.play(None, jobs, self.config.temperature, len(jobs))
             tokens = self._charge_play(episodes)
             speed = tokens / (time.perf_counter() - clock)
-            skills, statistics = self._skills(episodes, number)
+            skills, statistics = self._skills(trainer, episodes, number)
             rows, degenerate = self._rows(episodes, skills, number)
             statistics |= trainer.update(rows, number, self.ledger)
         self._listen(rows, number)
@@ -157,12 +157,14 @@ class Training:
             jobs += [Job(task, k, (self.seed, TRAIN, number, place - first, k)) for k in range(self.config.group)]
         return jobs
 
-    def _skills(self, episodes: Sequence[Episode], number: int) -> tuple[list[Skill], dict[str, float]]:
+    def _skills(
+        self, trainer: Trainer, episodes: Sequence[Episode], number: int
+    ) -> tuple[list[Skill], dict[str, float]]:
         """Skills of the update's episodes, written by the method's analyzer, with their statistics."""
         analysis, spec = self.session.config.analysis, self.method.teacher
         if analysis is None or spec is None or not self.method.writes_skills:
             return [], {}
-        analyzer = self.policy if spec.analyzer == "update_start" else self._reference()
+        analyzer = self.policy if spec.analyzer == "update_start" else trainer.start()
         skills = analyse(analyzer, episodes, analysis, number, self.ledger)
         self._journal_skills(number, episodes, skills)
         words = [len(skill.text.split()) for skill in skills if skill.usable]

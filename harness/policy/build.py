@@ -3,7 +3,8 @@
 Three stages, each deterministic from its seed:
 
 - ``able``: expert demonstrations (some with a skill in the prompt, some that recover from blunders) and
-  (episode -> skill) pairs. The result acts well, follows skills and writes them.
+  (episode -> skill) pairs; then ``sight``, the same with most rows from EZPoints, whose cards are only learned from
+  many rows at once. The result acts well, follows skills and writes them.
 - ``tiny`` continues from ``able`` on demonstrations whose plain part is often random: it keeps syntax, copying,
   procedure and skill reading, and chooses poorly. This is the base policy that methods improve.
 - ``tiny-teacher`` continues from ``able`` on the same data for much longer.
@@ -15,7 +16,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +35,20 @@ Report = Callable[[str, int, int, float], None]
 """Called with (stage, step, steps, loss)."""
 
 STAGES = {
-    "able": Stage(14000, 2e-3, 1e-3, weak=0.0, skilled=0.4, analysed=0.15, seed=1),
-    "tiny": Stage(3000, 1e-3, 5e-5, weak=0.5, skilled=0.4, analysed=0.2, seed=2),
-    "tiny-teacher": Stage(14000, 1e-3, 2e-5, weak=0.0, skilled=0.2, analysed=0.1, seed=3),
+    "able": Stage(14000, 2e-3, 1e-3, weakened=False, skilled=0.4, analysed=0.15, seed=1),
+    "sight": Stage(
+        500,
+        2e-3,
+        1e-3,
+        weakened=False,
+        skilled=0.0,
+        analysed=0.0,
+        seed=4,
+        rows=32,
+        shares=(0.04, 0.01, 0.01, 0.02, 0.04, 0.88),
+    ),
+    "tiny": Stage(2500, 1e-3, 5e-5, weakened=True, skilled=0.4, analysed=0.2, seed=2),
+    "tiny-teacher": Stage(10000, 1e-3, 2e-5, weakened=False, skilled=0.2, analysed=0.1, seed=3),
 }
 
 TOKEN_BUDGET = 2048
@@ -81,8 +93,8 @@ def corpus(episodes: int) -> tuple[list[str], list[str]]:
     texts: list[str] = []
     phrases: dict[str, None] = dict.fromkeys(PHRASES)
     for index, source in enumerate(SOURCES):
-        stage = Stage(0, 0.0, 0.0, weak=0.3, skilled=0.5, analysed=0.5, seed=0)
-        demonstrator = Demonstrator(source, stage, np.random.default_rng([0, index]))
+        stage = Stage(0, 0.0, 0.0, weakened=True, skilled=0.5, analysed=0.5, seed=0)
+        demonstrator = Demonstrator(replace(source, weak=0.3), stage, np.random.default_rng([0, index]))
         phrases |= dict.fromkeys(demonstrator.env.phrases)
         for _ in range(episodes):
             rows, episode = demonstrator.demonstrate()
@@ -98,6 +110,7 @@ def build_able(report: Report) -> LocalPolicy:
     texts, phrases = corpus(CORPUS_EPISODES)
     policy = new_tiny(build_tokenizer(texts, phrases, VOCABULARY), seed=0)
     fit(policy, "able", report)
+    fit(policy, "sight", report)
     return policy
 
 

@@ -28,13 +28,13 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def load_policy(spec: str, env: AgentEnv, device: str = "cpu", dtype: str = "auto") -> Policy:
+def load_policy(spec: str, env: AgentEnv, device: str = "", dtype: str = "auto") -> Policy:
     """Build the policy a user named.
 
     Args:
         spec: See the module's docstring.
         env: Scripted policies word their answers through it.
-        device: A torch device, e.g. ``"cpu"`` or ``"cuda:0"``.
+        device: A torch device, e.g. ``"cpu"`` or ``"cuda:0"``; empty takes a GPU where there is one.
         dtype: Type of the weights; ``"auto"`` keeps the files' own.
 
     Raises:
@@ -150,7 +150,7 @@ def _check_safetensors(directory: Path, name: str) -> None:
         raise HarnessError(f"{path} is damaged: {size} bytes instead of {expected}")
 
 
-def load_local(spec: str, device: str = "cpu", dtype: str = "auto") -> LocalPolicy:
+def load_local(spec: str, device: str = "", dtype: str = "auto") -> LocalPolicy:
     """Load a model of transformers from a packaged name, a directory or a hub id; see ``load_policy``."""
     directory = model_directory(spec)
     check_model_files(directory)
@@ -166,7 +166,7 @@ def load_local(spec: str, device: str = "cpu", dtype: str = "auto") -> LocalPoli
     vision = "vision_config" in _read_json(directory, "config.json")
     family = AutoModelForImageTextToText if vision else AutoModelForCausalLM
     try:
-        target = torch.device(device)
+        target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(0, device=target)
     except (RuntimeError, AssertionError) as error:
         raise HarnessError(f"device {device!r} is not available: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,124 @@
+"""``harness perf``: the references are fair, what is counted is right, and the command runs."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from harness import perf
+from harness.contracts import AgentEnv, HarnessError, Prompt
+from harness.naive import NaivePolicy, full_logits_scores
+from harness.policy.base import Request, Sampling
+from harness.policy.local import LocalPolicy
+from harness.policy.tiny import build_tokenizer, new_tiny
+from harness.registry import env_class
+from harness.rollout import Rules
+
+PICTURE = np.random.default_rng(0).integers(0, 256, (84, 84, 3), dtype=np.uint8)
+PROMPTS = [Prompt("guess a number"), Prompt("before <image> between <image> after", (PICTURE, PICTURE[:42, ::-1]))]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> LocalPolicy:
+    """A random policy, saved; ``spec`` is its directory."""
+    directory = tmp_path_factory.mktemp("policy") / "random"
+    made = new_tiny(build_tokenizer(["guess a number between 1 and 9"] * 9, [], vocab_size=300), seed=0)
+    made.save(directory)
+    made.spec = str(directory)
+    return made
+
+
+@pytest.fixture
+def naive(policy: LocalPolicy) -> NaivePolicy:
+    return NaivePolicy(Path(policy.spec), sorted(policy.banned_ids))
+
+
+@pytest.fixture
+def only_ezpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = perf.quick_cells
+    monkeypatch.setattr(perf, "quick_cells", lambda *a: [c for c in cells(*a) if c.env.id == "EZPoints-v1"])
+    monkeypatch.setattr(perf, "REPEATS", 1)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=["text", "pictures"])
+def test_both_read_the_same_prompt_and_answer_alike(policy: LocalPolicy, naive: NaivePolicy, prompt: Prompt) -> None:
+    inputs = naive.inputs(prompt)
+    assert inputs["input_ids"][0].tolist() == policy.encode(prompt).ids.tolist()
+    with torch.no_grad():
+        theirs = naive.model(**inputs).logits[0, -1].log_softmax(0)
+        theirs = theirs.index_fill(0, torch.tensor(naive.suppressed), -torch.inf).log_softmax(0)
+    [response] = policy.generate([Request(prompt, (0,))], Sampling(temperature=0, max_tokens=1))
+    assert response.token_ids[0] == int(theirs.argmax())
+    assert response.logprobs[0] == pytest.approx(float(theirs.max()), abs=1e-4)
+
+
+def test_naive_answers_never_hold_banned_tokens(policy: LocalPolicy, naive: NaivePolicy) -> None:
+    torch.manual_seed(0)
+    rules = Rules(history=0, max_steps=1, max_prompt_tokens=99, sampling=Sampling(1.0, 40))
+    text, tokens = naive.answer(PROMPTS[0], rules)
+    assert 1 <= tokens <= 40
+    assert "<|" not in text
+
+
+def test_full_logits_give_the_same_scores(policy: LocalPolicy) -> None:
+    rows = [(Prompt("guess a number"), policy.answer_ids("1 and 9")), (Prompt("a"), policy.answer_ids("between"))]
+    ids = [(policy.encode(prompt).ids.tolist(), answer) for prompt, answer in rows]
+    mass = torch.log1p(-sum_of_banned(policy, ids))  # ours excludes banned tokens
+    torch.testing.assert_close(
+        policy.score(rows).logprobs, full_logits_scores(policy.model, ids) - mass, atol=1e-4, rtol=0
+    )
+
+
+def sum_of_banned(policy: LocalPolicy, rows: list[tuple[list[int], tuple[int, ...]]]) -> torch.Tensor:
+    """Probability of banned tokens at every answer token."""
+    masses = []
+    for prompt, answer in rows:
+        ids = torch.tensor([[*prompt, *answer]])
+        logits = policy.model(input_ids=ids, mm_token_type_ids=torch.zeros_like(ids)).logits[0, len(prompt) - 1 : -1]
+        masses.append(logits.softmax(-1)[:, sorted(policy.banned_ids)].sum(-1))
+    return torch.cat(masses)
+
+
+def test_peak_memory_is_seen() -> None:
+    def work() -> None:
+        torch.ones(2**25).sum()  # 128 MiB, gone when the function ends
+
+    assert 100 < perf.peak_megabytes(work) < 200
+
+
+def test_goals() -> None:
+    fast = perf.Measurement("rollout", "", 9.0, 2.0, "tokens/s", 4.0, "at least")
+    heavy = perf.Measurement("memory", "", 9.0, 2.0, "MB", 0.5, "at most")
+    assert fast.ratio == heavy.ratio == 4.5
+    assert fast.met
+    assert not heavy.met
+
+
+@pytest.mark.usefixtures("only_ezpoints")
+@pytest.mark.parametrize("part", ["rollout", "update"])
+def test_command_measures(part: str, policy: LocalPolicy) -> None:
+    text = io.StringIO()
+    code = perf.main(part, policy.spec, 8, Console(file=text, width=120))
+    assert f"{part}  EZPoints-v1" in text.getvalue()
+    assert code in (0, 1)  # whether goals are met is not this test's business
+
+
+def test_policy_without_weights_is_refused() -> None:
+    with pytest.raises(HarnessError, match="cannot be trained"):
+        perf.main("rollout", "random", 8, Console(file=io.StringIO()))
+
+
+def test_engine_that_is_missing_is_named_and_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def benchmark(self: AgentEnv) -> Iterator[object]:
+        raise HarnessError("not installed")
+
+    monkeypatch.setattr(env_class("ALFWorld-v1"), "benchmark", benchmark)
+    text = io.StringIO()
+    assert perf.main("engine", "tiny", 8, Console(file=text, width=120)) == 0
+    assert "engine ALFWorld-v1 not measured: not installed" in text.getvalue()
