@@ -83,7 +83,7 @@ def documented_commands() -> Iterator[tuple[str, tuple[str, ...]]]:
     texts = {name(page): page.read_text().replace("\\\n", " ") for page in PAGES}
     texts["--help"] = "\n".join((cli.EPILOG, cli.RUN_EPILOG, cli.EVAL_EPILOG, cli.CHECK_EPILOG))
     for where, text in texts.items():
-        for line in re.findall(r"^(?:\s+|\$ |PYTHONPATH=\. )?(harness [a-z][^`\n]*)$", text, re.MULTILINE):
+        for line in re.findall(r"^\s*(?:\$ )?(?:[A-Z_]+=\S+ )?(harness [a-z][^`\n]*)$", text, re.MULTILINE):
             yield where, tuple(shlex.split(re.split(r" {2,}| #", line)[0])[1:])
 
 

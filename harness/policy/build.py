@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from harness.contracts import HarnessError
-from harness.policy.demonstrations import SOURCES, Demonstrator, Stage, demonstrations
+from harness.policy.demonstrations import SOURCES, Demonstrator, Source, Stage, demonstrations
 from harness.policy.load import MODELS, load_local
 from harness.policy.local import LocalPolicy
 from harness.policy.measure import Ability, measure
@@ -137,27 +137,32 @@ def main(name: str, out: Path | None, start: Path | None = None) -> int:
     policy = load_local(str(start)) if start else build_able(report)
     if name != "able":
         fit(policy, name, report)
-    abilities = {f"{s.env} {s.options}" if s.options else s.env: ability(policy, i) for i, s in enumerate(SOURCES)}
+    package(name, policy, target)
+    console.print(f"wrote {target} ({policy.parameters:,} parameters)")
+    return 0
+
+
+def package(name: str, policy: LocalPolicy, target: Path) -> None:
+    """Measure a built policy and write it with model card and manifest."""
+    abilities = {source.label: ability(policy, source) for source in SOURCES}
     policy.save(target)
+    stages = dict.fromkeys(("able", "sight", name))
     facts = {
         "name": name,
         "fingerprint": policy.fingerprint,
         "parameters": policy.parameters,
-        "stages": {stage: asdict(STAGES[stage]) for stage in dict.fromkeys(("able", name))},
+        "stages": {stage: asdict(STAGES[stage]) for stage in stages if stage in STAGES},
         "sources": [asdict(source) for source in SOURCES],
         "ability": {source: asdict(value) for source, value in abilities.items()},
         **provenance(),
     }
     (target / "manifest.json").write_text(json.dumps(facts, indent=2) + "\n")
     (target / "README.md").write_text(model_card(name, policy, abilities))
-    console.print(f"wrote {target} ({policy.parameters:,} parameters)")
-    return 0
 
 
-def ability(policy: LocalPolicy, source: int, tasks: int = 256) -> Ability:
-    """What the policy can do in one of the sources' environments."""
-    spec = SOURCES[source]
-    return measure(policy, spec.env, spec.options, tasks, spec.history, spec.max_steps)
+def ability(policy: LocalPolicy, source: Source, tasks: int = 128) -> Ability:
+    """What the policy can do in a source's environment."""
+    return measure(policy, source.env, source.options, tasks, source.history, source.max_steps)
 
 
 def model_card(name: str, policy: LocalPolicy, abilities: dict[str, Ability]) -> str:
@@ -180,7 +185,7 @@ Architecture: Qwen2.5-VL from transformers at toy size, {policy.parameters:,} pa
 compact prompts. Trained from scripted demonstrations only; rebuild it with `harness build-policy {name}`.
 It knows nothing but these games and must not be used for anything else.
 
-Success over 256 tasks of each eval panel at temperature 1: on ordinary prompts, with the oracle's skill in the prompt,
+Success over 128 tasks of each eval panel at temperature 1: on ordinary prompts, with the oracle's skill in the prompt,
 with another task's skill; then the share of readable actions, and of own skills that equal the scripted annotator's.
 
 | environment | plain | right skill | wrong skill | valid actions | skills written exactly |

@@ -27,6 +27,11 @@ class Source:
     history: int
     max_steps: int
 
+    @property
+    def label(self) -> str:
+        """Environment and options in a few words."""
+        return " ".join([self.env, *(f"{name}={value}" for name, value in self.options.items())])
+
 
 SOURCES = (
     Source("ALFWorld-v1", {"size": "small"}, 0.4, 2, 20),
