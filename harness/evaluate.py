@@ -6,17 +6,16 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from harness.config import EnvConfig, EvalConfig
+from harness.frames import UNCOUNTED
 from harness.progress import Board
 from harness.recipes import evaluation, resolve_env
-from harness.statistics import wilson
+from harness.statistics import Outcomes, macro, macro_replicates, seed_draws, success_interval, task_draws, wilson
 from harness.store import CellDir, cell_dir, check_writable
-
-EXCLUDED = ("env_error", "policy_error")
-"""Stop reasons of episodes that enter no score."""
 
 
 def evaluate(
@@ -50,20 +49,18 @@ def show(place: CellDir, console: Console) -> None:
 
 def scores(results: list[dict[str, Any]], title: str) -> Table:
     """Success by kind with Wilson 95 % intervals, then over all episodes (micro) and over kinds (macro)."""
-    counted = [result for result in results if result["stop_reason"] not in EXCLUDED]
+    counted = [result for result in results if result["stop_reason"] not in UNCOUNTED]
     kinds: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for result in counted:
         kinds[result["kind"]].append(result)
-    table = Table("kind", "episodes", "success", "95 % interval", "score", "steps", title=title, title_justify="left")
+    first = Column("kind", overflow="fold", no_wrap=True)
+    table = Table(first, "episodes", "success", "95 % interval", "score", "steps", title=title, title_justify="left")
     for kind in sorted(kinds):
         table.add_row(kind, *_row(kinds[kind]))
     if counted:
         table.add_section()
         table.add_row("micro average", *_row(counted))
-        rates = [_mean(members, "success") for members in kinds.values()]
-        points = [_mean(members, "score") for members in kinds.values()]
-        macro = (f"{sum(rates) / len(rates):.1%}", "", f"{sum(points) / len(points):.3f}", "")
-        table.add_row("macro average", f"{len(kinds)} kinds", *macro)
+        table.add_row("macro average", f"{len(kinds)} kinds", *_macro(counted))
     if len(counted) < len(results):
         table.caption = f"{len(results) - len(counted)} episodes ended in an error and are not counted"
     return table
@@ -79,6 +76,22 @@ def _row(members: list[dict[str, Any]]) -> tuple[str, ...]:
         f"{_mean(members, 'score'):.3f}",
         f"{_mean(members, 'steps'):.1f}",
     )
+
+
+def _macro(counted: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Mean over kinds; its interval from a bootstrap over the tasks of each kind."""
+    tasks = {result["task"]: result["kind"] for result in counted}
+    place = {task: number for number, task in enumerate(tasks)}
+    total, count, score = np.zeros((3, 1, len(tasks)))
+    for result in counted:
+        total[0, place[result["task"]]] += result["success"]
+        score[0, place[result["task"]]] += result["score"]
+        count[0, place[result["task"]]] += 1
+    outcomes = Outcomes(total, count, tuple(tasks.values()))
+    draws = seed_draws(1, "seeds"), task_draws(outcomes.kinds, "tasks")
+    bounds = success_interval(macro(outcomes), macro_replicates(outcomes, *draws), len(tasks))
+    points = macro(Outcomes(score, count, outcomes.kinds))
+    return f"{bounds.value:.1%}", f"{bounds.low:.1%} - {bounds.high:.1%}", f"{points:.3f}", ""
 
 
 def _mean(members: list[dict[str, Any]], name: str) -> float:
