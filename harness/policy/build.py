@@ -48,6 +48,17 @@ STAGES = {
         shares=(0.04, 0.01, 0.01, 0.02, 0.04, 0.88),
     ),
     "tiny": Stage(2500, 1e-3, 5e-5, weakened=True, skilled=0.4, analysed=0.2, seed=2),
+    "search": Stage(
+        3000,
+        1e-3,
+        2e-5,
+        weakened=False,
+        skilled=0.15,
+        analysed=0.05,
+        seed=5,
+        searching=True,
+        shares=(0.32, 0.12, 0.12, 0.20, 0.12, 0.12),
+    ),
     "tiny-teacher": Stage(10000, 1e-3, 2e-5, weakened=False, skilled=0.2, analysed=0.1, seed=3),
 }
 
