@@ -7,7 +7,8 @@ Three stages, each deterministic from its seed:
   many rows at once. The result acts well, follows skills and writes them.
 - ``tiny`` continues from ``able`` on demonstrations whose plain part is often random: it keeps syntax, copying,
   procedure and skill reading, and chooses poorly. This is the base policy that methods improve.
-- ``tiny-teacher`` continues from ``able`` on the same data for much longer.
+- ``tiny-teacher`` continues from ``able`` on the same data for much longer, and in ``search`` on plain demonstrations
+  by the expert that only knows what it saw, which is what a policy without hidden knowledge can imitate.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ STAGES = {
         shares=(0.04, 0.01, 0.01, 0.02, 0.04, 0.88),
     ),
     "tiny": Stage(2500, 1e-3, 5e-5, weakened=True, skilled=0.4, analysed=0.2, seed=2),
+    "tiny-teacher": Stage(10000, 1e-3, 2e-5, weakened=False, skilled=0.2, analysed=0.1, seed=3),
     "search": Stage(
         3000,
         1e-3,
@@ -59,11 +61,13 @@ STAGES = {
         searching=True,
         shares=(0.32, 0.12, 0.12, 0.20, 0.12, 0.12),
     ),
-    "tiny-teacher": Stage(10000, 1e-3, 2e-5, weakened=False, skilled=0.2, analysed=0.1, seed=3),
 }
 
 TOKEN_BUDGET = 2048
 """Padded tokens per pass: short rows are not padded to the length of an analysis."""
+
+PARTS = {"able": (), "tiny": ("tiny",), "tiny-teacher": ("tiny-teacher", "search")}
+"""Stages of each policy after its common ancestor."""
 
 VOCABULARY = 2048
 """At most so many tokens; the texts hold fewer words."""
@@ -146,8 +150,8 @@ def main(name: str, out: Path | None, start: Path | None = None) -> int:
     if target.exists() and not (target / "config.json").is_file():
         raise HarnessError(f"{target} exists and is not a model directory; name another with --out")
     policy = load_local(str(start)) if start else build_able(report)
-    if name != "able":
-        fit(policy, name, report)
+    for stage in PARTS[name]:
+        fit(policy, stage, report)
     package(name, policy, target)
     console.print(f"wrote {target} ({policy.parameters:,} parameters)")
     return 0
@@ -157,12 +161,11 @@ def package(name: str, policy: LocalPolicy, target: Path) -> None:
     """Measure a built policy and write it with model card and manifest."""
     abilities = {source.label: ability(policy, source) for source in SOURCES}
     policy.save(target)
-    stages = dict.fromkeys(("able", "sight", name))
     facts = {
         "name": name,
         "fingerprint": policy.fingerprint,
         "parameters": policy.parameters,
-        "stages": {stage: asdict(STAGES[stage]) for stage in stages if stage in STAGES},
+        "stages": {stage: asdict(STAGES[stage]) for stage in ("able", "sight", *PARTS[name])},
         "sources": [asdict(source) for source in SOURCES],
         "ability": {source: asdict(value) for source, value in abilities.items()},
         **provenance(),
