@@ -137,6 +137,8 @@ def test_a_failing_cell_stops_no_other(
 def hanging(recipe: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A run in a process of its own in which one cell hangs and the others are finished."""
     code = (
+        # A background job of a shell ignores SIGINT, and so would all its children.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
         "import sys, test_cli; from harness import cli, runner; from harness.policy import load;"
         "runner.load_play, load.check_policy_spec = test_cli.load_stub, test_cli.fingerprint;"
         f"sys.exit(cli.main(['run', {str(recipe)!r}, '--out', {str(tmp_path / 'out')!r}, '--jobs', '2']))"
