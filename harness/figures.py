@@ -69,8 +69,8 @@ DYNAMICS = {
     "skills": {
         "skill/parse_rate": "Usable skills",
         "skill/active_ratio": "Active tokens",
-        "skill/gate_mean": "Mean gate",
-        "skill/gap_mean": "Teacher gap (nats)",
+        "skill/gate": "Mean gate",
+        "skill/gap": "Teacher gap (nats)",
     },
 }
 """Figures of the training dynamics: title of each metric."""

@@ -154,20 +154,6 @@ def reverse_kl_full(log_distribution: Tensor, teacher_log_distribution: Tensor) 
     return (log_distribution.exp() * gap).sum(dim=-1)
 
 
-def total(
-    policy: Tensor,
-    entropy_bonus: Tensor,
-    distillation: Tensor,
-    kl: Tensor,
-    *,
-    entropy_coefficient: float,
-    distillation_coefficient: float,
-    kl_coefficient: float,
-) -> Tensor:
-    """L = L_pg - c_ent H + lambda L_distill + beta_KL L_kl, each term averaged over its own active tokens."""
-    return policy - entropy_coefficient * entropy_bonus + distillation_coefficient * distillation + kl_coefficient * kl
-
-
 # ----------------------------------------------------------------------------------------------- advantages
 
 

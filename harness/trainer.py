@@ -30,7 +30,6 @@ class Row:
         group: Index of the task within the update; rows of one task share a mini-batch.
         advantage: A, the same for all tokens; None where the row takes no part in the policy gradient.
         teacher_prompt: What the teacher reads in place of ``prompt``; None where the row is not distilled.
-        success: Whether the episode succeeded (for statistics only).
     """
 
     prompt: Prompt
@@ -40,7 +39,6 @@ class Row:
     group: int
     advantage: float | None
     teacher_prompt: Prompt | None = None
-    success: bool = False
 
     @property
     def active(self) -> bool:

@@ -22,6 +22,7 @@ from harness.policy.load import load_policy
 from harness.policy.local import LocalPolicy
 from harness.rollout import Job
 from harness.seed import analyse, hindsight_sft, sft_samples, teacher_prompts
+from harness.skills import audit_skills
 from harness.store import POLICY, read_json, write_json
 from harness.trainer import Row, Trainer, forward_flops
 
@@ -123,6 +124,7 @@ class Training:
             speed = tokens / (time.perf_counter() - clock)
             skills, statistics = self._skills(trainer, episodes, number)
             rows, degenerate = self._rows(episodes, skills, number)
+            statistics |= self._active(rows)
             statistics |= trainer.update(rows, number, self.ledger)
         self._listen(rows, number)
         session.journal("train", number, episodes)
@@ -167,12 +169,12 @@ class Training:
         analyzer = self.policy if spec.analyzer == "update_start" else trainer.start()
         skills = analyse(analyzer, episodes, analysis, number, self.ledger)
         self._journal_skills(number, episodes, skills)
-        words = [len(skill.text.split()) for skill in skills if skill.usable]
-        texts = [skill.text for skill in skills if skill.usable]
+        audit = audit_skills(skills, episodes)
         return skills, {
-            "skill/parse_rate": mean([skill.usable for skill in skills]),
-            "skill/words": mean(words),
-            "skill/distinct": len(set(texts)) / max(1, len(texts)),
+            "skill/parse_rate": audit.usable,
+            "skill/words": audit.words,
+            "skill/duplicates": audit.duplicates,
+            "skill/instances": audit.instances,
         }
 
     def _rows(self, episodes: Sequence[Episode], skills: Sequence[Skill], number: int) -> tuple[list[Row], float]:
@@ -202,7 +204,6 @@ class Training:
                 episode=i,
                 group=groups[i],
                 advantage=float(value) if keep else None,
-                success=episodes[i].success,
             )
             for (i, step), value, keep in zip(steps, values, kept, strict=True)
         ]
@@ -210,6 +211,13 @@ class Training:
             contexts = teacher_prompts(rows, skills, self.method.teacher.context, groups, (self.seed, SHUFFLE, number))
             rows = [dataclasses.replace(row, teacher_prompt=prompt) for row, prompt in zip(rows, contexts, strict=True)]
         return rows, degenerate
+
+    def _active(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Share of the response tokens that have a teacher."""
+        if self.method.teacher is None:
+            return {}
+        taught = sum(len(row.response) for row in rows if row.teacher_prompt is not None)
+        return {"skill/active_ratio": taught / max(1, sum(len(row.response) for row in rows))}
 
     def _listen(self, rows: Sequence[Row], number: int) -> None:
         """Say loudly when distillation has gone silent."""

@@ -143,7 +143,7 @@ def write_cell(
         if config.method and config.method.signal:
             record["loss/distill"] = -0.02 + noise[6] / 5
         if config.method and config.method.writes_skills:
-            record |= {"skill/parse_rate": 0.9, "skill/gate_mean": 0.47 + noise[7], "skill/gap_mean": -0.3 + noise[6]}
+            record |= {"skill/parse_rate": 0.9, "skill/gate": 0.47 + noise[7], "skill/gap": -0.3 + noise[6]}
         metrics.append(record)
     write_lines(path / "evals.jsonl", evals)
     write_lines(path / "metrics.jsonl", metrics)

@@ -182,11 +182,11 @@ def test_total_equals_golden(golden: Golden) -> None:
         }
         for name, value in terms.items():
             case.check(value, name)
-        loss = objective.total(
-            *terms.values(),
-            entropy_coefficient=case.inputs["entropy_coef"],
-            distillation_coefficient=case.inputs["opd_coef"],
-            kl_coefficient=case.inputs["kl_coef"],
+        loss = (
+            terms["pg_loss"]
+            - case.inputs["entropy_coef"] * terms["entropy_loss"]
+            + case.inputs["opd_coef"] * terms["opd_loss"]
+            + case.inputs["kl_coef"] * terms["kl_loss"]
         )
         loss = loss / case.inputs["gradient_accumulation"]
         case.check(loss, "total")
