@@ -79,13 +79,6 @@ def score_rows(
     return list(scores.split())
 
 
-def _given(tensor: torch.Tensor | None) -> torch.Tensor:
-    """A part of the scores that was asked for."""
-    if tensor is None:
-        raise ValueError("score() was not asked for this")
-    return tensor
-
-
 def _record(totals: dict[str, float], statistics: objective.Stats, weights: torch.Tensor) -> None:
     for name, value in statistics.items():
         totals[name] += objective.average(value, weights).item()
@@ -286,7 +279,7 @@ class Trainer:
         per_token, statistics = objective.policy_gradient(logp, old, advantage, config.clip, config.dual_clip)
         loss = objective.average(per_token, policy)
         _record(totals, statistics, policy)
-        entropy = objective.average(_given(scores.entropy), every)
+        entropy = objective.average(scores.require_entropy(), every)
         terms = {"loss/policy": loss, "entropy": entropy}
         if config.entropy:
             loss = loss - config.entropy * entropy
@@ -319,7 +312,7 @@ class Trainer:
         if signal.vocabulary == "full":
             with torch.no_grad():
                 theirs = self._scorer(spec.weights).score(pairs, temperature=self.config.temperature, distribution=True)
-            per_token = objective.reverse_kl_full(_given(scores.log_distribution), _given(theirs.log_distribution))
+            per_token = objective.reverse_kl_full(scores.require_distribution(), theirs.require_distribution())
             return objective.average(per_token, weight)
         if spec.weights == "current":
             teacher = torch.cat(score_rows(self.policy, pairs, self.config.temperature))
