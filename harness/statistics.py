@@ -3,7 +3,7 @@
 Every seed of a method plays the same panel, so its outcomes form a table of seeds x tasks. Both are samples: another
 training run would give other weights, another panel other tasks. Intervals therefore come from a bootstrap that draws
 seeds *and* tasks (tasks jointly for all seeds, within their kind). In simulations with 2 to 5 seeds, 128 tasks and a
-between-seed deviation of 0 to 6.5 points its 95 % intervals covered the truth in 91 to 100 % of the cases; drawing tasks
+between-seed deviation of 0 to 6.5 points its 95 % intervals covered the truth in 91 to 100 % of cases; drawing tasks
 anew within each seed covered 82 to 99 %, drawing tasks alone 71 to 96 %.
 
 Shapes: S seeds, T tasks, B bootstrap draws, U evaluations along a learning curve. All draws are fixed by a key (a
