@@ -238,7 +238,9 @@ class Training:
         """The frozen policy at the start of stage 2."""
         start = self.cell.path / "start"
         spec = str(start) if self.method.start == "hindsight_sft" else self.session.config.policy
-        return local(load_policy(spec, self.session.env))
+        reference = local(load_policy(spec, self.session.env))
+        reference.share_encodings(self.policy)
+        return reference
 
     def _trainer(self) -> Trainer:
         spec = self.method.teacher

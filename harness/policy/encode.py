@@ -114,7 +114,10 @@ class Encoder:
 
     def text_ids(self, text: str) -> list[int]:
         """Ordinary tokens of a text; what looks like a special token in it is spelled out."""
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        backend = self.tokenizer.backend_tokenizer
+        backend.encode_special_tokens = True
+        # What the tokenizer's own call does, without the offsets and objects that nobody reads: half the time.
+        ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if not self.special_ids.isdisjoint(ids):
             raise HarnessError(f"this tokenizer reads special tokens in plain text, e.g. in {text[:60]!r}")
         return ids

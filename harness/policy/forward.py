@@ -7,6 +7,7 @@ all; answers see their prompt through an explicit one. Positions are always expl
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from types import MethodType
@@ -88,7 +89,7 @@ class Decoder:
         self.axes = 3 if processor is not None else 1
         self.written_out = type(self.text).__name__ in FAMILY
         """Whether layers run through ``harness.policy.qwen`` instead of their own ``forward``."""
-        self._patches: OrderedDict[bytes, Tensor] = OrderedDict()
+        self.patches: OrderedDict[bytes, Tensor] = OrderedDict()
         self._features: OrderedDict[bytes, Tensor] = OrderedDict()
         self._features_of = b""
         if processor is not None:
@@ -219,21 +220,25 @@ class Decoder:
         items = list(pictures.items())
         for start in range(0, len(items), VISION_BATCH):
             batch = items[start : start + VISION_BATCH]
-            patches = torch.cat([self._picture_patches(picture) for _, picture in batch]).to(self.device)
+            patches = self._cut([picture for _, picture in batch]).to(self.device)
             grids = torch.tensor([picture.grid for _, picture in batch], device=self.device)
             output = self.model.get_image_features(patches, grids, return_dict=True).pooler_output
             features.update({digest: feature for (digest, _), feature in zip(batch, output, strict=True)})
         return features
 
-    def _picture_patches(self, picture: Picture) -> Tensor:
-        """Normalised patches as the image processor cuts them, shape (patches, values)."""
+    def _cut(self, pictures: Sequence[Picture]) -> Tensor:
+        """Normalised patches as the image processor cuts them, picture after picture, shape (patches, values)."""
         assert self.processor is not None
-        if picture.digest not in self._patches:
-            made = self.processor(images=[picture.image], return_tensors="pt")
-            self._patches[picture.digest] = made["pixel_values"]
-            _shrink(self._patches, PATCH_BYTES)
-        self._patches.move_to_end(picture.digest)
-        return self._patches[picture.digest]
+        fresh = [picture for picture in pictures if picture.digest not in self.patches]
+        if fresh:
+            cut = self.processor(images=[picture.image for picture in fresh], return_tensors="pt")["pixel_values"]
+            parts = cut.split([math.prod(picture.grid) for picture in fresh])
+            self.patches.update({picture.digest: part.clone() for picture, part in zip(fresh, parts, strict=True)})
+        for picture in pictures:
+            self.patches.move_to_end(picture.digest)
+        joined = torch.cat([self.patches[picture.digest] for picture in pictures])
+        _shrink(self.patches, PATCH_BYTES)
+        return joined
 
 
 def parts_of(prompts: Sequence[Encoded], token_budget: int) -> list[Sequence[Encoded]]:

@@ -213,6 +213,11 @@ class LocalPolicy(Policy):
         """Drop remembered picture features: what is computed next does not depend on what was computed before."""
         self.decoder.forget_pictures()
 
+    def share_encodings(self, other: LocalPolicy) -> None:
+        """Read the other's encoded prompts and cut pictures; both have one tokenizer and one image processor."""
+        self.encoder = other.encoder
+        self.decoder.patches = other.decoder.patches
+
     def checkpoint_gradients(self) -> None:
         """Trade time for memory in training: layers are computed again in the backward pass."""
         self.model.activation_checkpointing_enable({"use_reentrant": False})
@@ -223,7 +228,9 @@ class LocalPolicy(Policy):
     def clone(self) -> LocalPolicy:
         """A frozen copy, e.g. the reference or the teacher."""
         model = copy.deepcopy(self.model).requires_grad_(False)
-        return LocalPolicy(model, self.tokenizer, self.image_processor, self.spec, self.prompt_style)
+        made = LocalPolicy(model, self.tokenizer, self.image_processor, self.spec, self.prompt_style)
+        made.share_encodings(self)
+        return made
 
     @torch.no_grad()
     def copy_weights_from(self, other: LocalPolicy) -> None:
