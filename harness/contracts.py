@@ -412,6 +412,11 @@ class AgentEnv(gymnasium.Env[Observation, str]):
     def respond(self, action: str, thought: str = "") -> str:
         """The response a policy would write to take ``action``: ``parse(respond(a)) == (a, True)``."""
 
+    def choices(self, view: View) -> tuple[str, ...]:
+        """Concrete actions that the random policy and the blunders of demonstrations draw from; to be overridden where
+        the admissible list holds templates such as ``search[<your query>]``."""
+        return view.admissible
+
     @abstractmethod
     def oracle(self) -> str:
         """The scripted expert's next action from the current state."""

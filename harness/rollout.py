@@ -99,12 +99,13 @@ def rollout(
         requests: dict[int, Request] = {}
         dropped: dict[int, int] = {}
         for slot, run in list(running.items()):
-            prompt, dropped[slot] = fit_prompt(env, policy, run.view(rules.history), rules.max_prompt_tokens)
+            view = run.view(rules.history)
+            prompt, dropped[slot] = fit_prompt(env, policy, view, rules.max_prompt_tokens)
             if prompt is None:
                 finish(slot, StopReason.CONTEXT_OVERFLOW)
                 continue
             key = (*jobs[run.index].key, len(run.episode.steps))
-            requests[slot] = Request(prompt, key, run.state.admissible, run.state.expert)
+            requests[slot] = Request(prompt, key, env.choices(view), run.state.expert)
         responses = dict(zip(requests, policy.generate(list(requests.values()), rules.sampling), strict=True))
         parsed = {slot: env.parse(response.text) for slot, response in responses.items()}
         states = pool.step({slot: action for slot, (action, _) in parsed.items()})

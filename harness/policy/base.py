@@ -30,13 +30,13 @@ class Request:
         prompt: The user message.
         key: Integers that name this answer, e.g. (seed, update, task, attempt, step). All randomness of the answer is
             derived from the key alone, so it does not depend on the batch the prompt happens to be in.
-        admissible: The environment's admissible actions; only scripted policies read them.
+        choices: Concrete actions to draw from (:meth:`AgentEnv.choices`); only scripted policies read them.
         expert: The scripted expert's action where the policy asked for it (``needs_expert``), else empty.
     """
 
     prompt: Prompt
     key: tuple[int, ...]
-    admissible: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
     expert: str = ""
 
 

@@ -10,7 +10,7 @@ from harness.policy.randomness import uniforms
 
 
 class RandomPolicy(Policy):
-    """Takes a uniformly drawn admissible action; where none is listed, one of the action space's examples."""
+    """Takes a uniformly drawn choice of the environment's; where it offers none, one of the action space's examples."""
 
     spec = "random"
     fingerprint = "random-1"
@@ -23,7 +23,7 @@ class RandomPolicy(Policy):
 
     def _action(self, request: Request) -> str:
         space = self.env.action_space
-        actions = request.admissible or (space.examples if isinstance(space, FreeText) else ())
+        actions = request.choices or (space.examples if isinstance(space, FreeText) else ())
         if not actions:
             raise HarnessError(f"{self.env.card.id} lists no admissible actions and no examples to draw from")
         return actions[int(uniforms(request.key, 1)[0] * len(actions))]
