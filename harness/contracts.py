@@ -100,6 +100,10 @@ class StopReason(StrEnum):
     """The policy's endpoint gave no answer after all retries; the episode is excluded from scores and counted."""
 
 
+UNCOUNTED = (StopReason.ENV_ERROR, StopReason.POLICY_ERROR)
+"""Episodes that ended like this enter no score."""
+
+
 class Observation(TypedDict):
     """What an environment shows: text (may be empty) and images (may be none)."""
 
@@ -162,12 +166,24 @@ class Response:
         logprobs: Log-probability of each sampled token under the distribution it was drawn from (temperature applied,
             banned tokens excluded; greedy answers: temperature 1), same length as ``token_ids``.
         finished: False where the token limit cut the answer.
+        usage: (prompt tokens, answer tokens) as an endpoint counted them; zeros from every other policy.
+        failure: Why there is no answer, which ends the episode: POLICY_ERROR, or CONTEXT_OVERFLOW where the endpoint
+            found the prompt too long; None where there is one.
+        error: What happened, one line, where there is no answer.
     """
 
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     finished: bool = True
+    usage: tuple[int, int] = (0, 0)
+    failure: StopReason | None = None
+    error: str = ""
+
+    @property
+    def tokens(self) -> int:
+        """Length of the answer in tokens, as sampled or as an endpoint counted them."""
+        return len(self.token_ids) or self.usage[1]
 
 
 @dataclass(frozen=True)
@@ -231,7 +247,7 @@ class Episode:
     @property
     def counted(self) -> bool:
         """Whether the episode enters scores; crashes of environment or endpoint do not."""
-        return self.stop_reason not in (StopReason.ENV_ERROR, StopReason.POLICY_ERROR)
+        return self.stop_reason not in UNCOUNTED
 
     @property
     def reward(self) -> float:
@@ -417,6 +433,11 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         the admissible list holds templates such as ``search[<your query>]``."""
         return view.admissible
 
+    def foresee(self, actions: Sequence[str]) -> None:
+        """Called with the actions that environments of this process are about to take, one each: the place to ask a
+        server for all that they need in one request. Must not raise; ``step`` says what went wrong."""
+        return
+
     @abstractmethod
     def oracle(self) -> str:
         """The scripted expert's next action from the current state."""
@@ -424,6 +445,10 @@ class AgentEnv(gymnasium.Env[Observation, str]):
     def annotate(self, episode: Episode) -> tuple[str, str] | None:
         """Scripted analysis of a finished episode: (summary, skill), from what the agent saw only; None if unable."""
         return None
+
+    def brief(self, text: str) -> str:
+        """How a compact analysis prompt quotes an observation or an action; by default as it is."""
+        return text
 
     def oracle_skill(self) -> str:
         """A skill for the current task by someone who knows its hidden state, in the words of ``annotate``; for

@@ -91,6 +91,8 @@ def _worker(pipe: Connection, busy: Any, env_id: str, options: Mapping[str, Any]
             if command == "forget":
                 sender = _ImageSender()
                 continue
+            if command == "step" and envs:
+                next(iter(envs.values())).foresee([action for _, action in jobs])
             for slot, payload in jobs:
                 busy.value = slot
                 try:
