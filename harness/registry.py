@@ -1,4 +1,4 @@
-"""Environments and methods register themselves through entry points, ours exactly as a third party's package does.
+"""Environments, methods and commands register themselves through entry points, ours as a third party's package does.
 
 In ``pyproject.toml``::
 
@@ -7,6 +7,12 @@ In ``pyproject.toml``::
 
     [project.entry-points."seed_harness.methods"]
     my-method = "my_package:METHOD"
+
+    [project.entry-points."seed_harness.commands"]
+    my-command = "my_package:command"
+
+A command is a function that gets the sub-command's ``argparse`` parser, adds its arguments and sets ``run`` (options ->
+exit code) as a default; the first line of its docstring is what ``harness --help`` says of it.
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ from harness.contracts import AgentEnv, HarnessError, unknown
 
 ENVS = "seed_harness.envs"
 METHODS = "seed_harness.methods"
+COMMANDS = "seed_harness.commands"
 
 
 def registered(group: str) -> dict[str, EntryPoint]:

@@ -26,22 +26,31 @@ from harness.config import AnalysisConfig, Stage1Config
 from harness.contracts import Episode, HarnessError, Ledger, Prompt, Skill
 from harness.policy.base import Request, Sampling
 from harness.policy.local import LocalPolicy
-from harness.skills import analysis_prompt, insert_skill, read_skill, shuffle_skills, skill_answer
+from harness.skills import analysis_prompt, as_it_is, insert_skill, read_skill, shuffle_skills, skill_answer
 from harness.trainer import Row, forward_flops
 
 NO_SKILL = Skill(text="", summary="", author="", update=-1, raw="")
 
 
 def analyse(
-    analyzer: LocalPolicy, episodes: Sequence[Episode], config: AnalysisConfig, update: int, ledger: Ledger
+    analyzer: LocalPolicy,
+    episodes: Sequence[Episode],
+    config: AnalysisConfig,
+    update: int,
+    ledger: Ledger,
+    brief: Callable[[str], str] = as_it_is,
 ) -> list[Skill]:
     """The analyzer's hindsight skill for each episode: one greedy attempt, malformed answers stay empty.
+
+    ``brief`` is the environment's, for policies that read compact prompts.
 
     Episodes without a step and analysis prompts that do not fit get no skill.
     """
     requests: dict[int, Request] = {}
     for index, episode in enumerate(episodes):
-        prompt, _ = analysis_prompt(episode, analyzer.prompt_style, config.max_prompt_tokens, analyzer.prompt_tokens)
+        prompt, _ = analysis_prompt(
+            episode, analyzer.prompt_style, config.max_prompt_tokens, analyzer.prompt_tokens, brief
+        )
         if prompt is not None and episode.steps and episode.counted:
             requests[index] = Request(prompt, key=(update, index))
     responses = analyzer.generate(list(requests.values()), Sampling(temperature=0.0, max_tokens=config.max_tokens))
@@ -123,14 +132,18 @@ def hindsight_sft(
 
 
 def sft_samples(
-    policy: LocalPolicy, episodes: Sequence[Episode], skills: Sequence[Skill], max_prompt_tokens: int
+    policy: LocalPolicy,
+    episodes: Sequence[Episode],
+    skills: Sequence[Skill],
+    max_prompt_tokens: int,
+    brief: Callable[[str], str] = as_it_is,
 ) -> list[tuple[Prompt, tuple[int, ...]]]:
     """Training pairs of stage 1: only well-formed skills (v_tau = 1) of episodes whose prompt fits."""
     samples = []
     for episode, skill in zip(episodes, skills, strict=True):
         if not skill.usable or not episode.steps:
             continue
-        prompt, _ = analysis_prompt(episode, policy.prompt_style, max_prompt_tokens, policy.prompt_tokens)
+        prompt, _ = analysis_prompt(episode, policy.prompt_style, max_prompt_tokens, policy.prompt_tokens, brief)
         if prompt is not None:
             samples.append((prompt, policy.answer_ids(skill_answer(skill.summary, skill.text))))
     return samples

@@ -43,8 +43,17 @@ _COMPACT_HEAD = {True: "Analyse the episode.\nOutcome: success\n", False: "Analy
 _COMPACT_TASK, _COMPACT_OBS, _COMPACT_ACT, _COMPACT_INVALID = "Task: ", "\nObs: ", "\nAct: ", "\nInvalid: "
 
 
+def as_it_is(text: str) -> str:
+    """The text itself."""
+    return text
+
+
 def analysis_prompt(
-    episode: Episode, style: str, max_tokens: int, count_tokens: Callable[[Prompt], int]
+    episode: Episode,
+    style: str,
+    max_tokens: int,
+    count_tokens: Callable[[Prompt], int],
+    brief: Callable[[str], str] = as_it_is,
 ) -> tuple[Prompt | None, int]:
     """The message that asks for the summary and the skill of a finished episode (paper, section on the analyser).
 
@@ -56,30 +65,31 @@ def analysis_prompt(
             only the first step's images: what follows is told by the actions.
         max_tokens: Limit of the encoded prompt. Longer prompts lose their oldest steps first, but never step 0.
         count_tokens: Length of a prompt in tokens, e.g. ``Policy.prompt_tokens``.
+        brief: How the compact style quotes observations and actions, ``AgentEnv.brief``.
 
     Returns:
         (prompt, dropped steps). The prompt is None where it does not fit even with step 0 alone.
     """
     most = max(len(episode.steps) - 1, 0)
-    if count_tokens(whole := render_analysis(episode, style, most)) <= max_tokens:
+    if count_tokens(whole := render_analysis(episode, style, most, brief)) <= max_tokens:
         return whole, 0
     # Prompt length grows with the number of kept steps, so the largest number that fits is found by bisection.
     best: Prompt | None = None
     fits, too_many = -1, most
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
-        if count_tokens(prompt := render_analysis(episode, style, middle)) <= max_tokens:
+        if count_tokens(prompt := render_analysis(episode, style, middle, brief)) <= max_tokens:
             best, fits = prompt, middle
         else:
             too_many = middle
     return best, most - max(fits, 0)
 
 
-def render_analysis(episode: Episode, style: str, latest: int) -> Prompt:
+def render_analysis(episode: Episode, style: str, latest: int, brief: Callable[[str], str] = as_it_is) -> Prompt:
     """The analysis prompt with step 0 and at most the ``latest`` steps of those behind it."""
     numbered = list(enumerate(episode.steps))
     kept = numbered[:1] + numbered[1:][max(len(numbered) - 1 - latest, 0) :]
-    return {"paper": _paper_prompt, "compact": _compact_prompt}[style](episode, kept)
+    return _paper_prompt(episode, kept) if style == "paper" else _compact_prompt(episode, kept, brief)
 
 
 def _paper_prompt(episode: Episode, steps: Sequence[tuple[int, Step]]) -> Prompt:
@@ -92,26 +102,26 @@ def _paper_prompt(episode: Episode, steps: Sequence[tuple[int, Step]]) -> Prompt
     for number, step in steps:
         images += step.observation["images"]
         lines.append(f"[Step {number}]")
-        lines.append(f"Observation: {_observation(step, step.observation['images'])}")
+        lines.append(f"Observation: {_observation(step.observation['text'], step.observation['images'])}")
         lines.append(f"Response: {_plain(step.response.text)}")
         lines.append(f"Action valid: {'yes' if step.valid else 'no'}")
     return Prompt("\n".join(lines), tuple(images))
 
 
-def _compact_prompt(episode: Episode, steps: Sequence[tuple[int, Step]]) -> Prompt:
+def _compact_prompt(episode: Episode, steps: Sequence[tuple[int, Step]], brief: Callable[[str], str]) -> Prompt:
     text = _COMPACT_HEAD[episode.success]
     if episode.task_text:
         text += _COMPACT_TASK + _plain(episode.task_text)
     images = steps[0][1].observation["images"] if steps else ()
     for number, step in steps:
-        if observation := _observation(step, images if number == 0 else ()):
+        if observation := _observation(brief(step.observation["text"]), images if number == 0 else ()):
             text += _COMPACT_OBS + observation
-        text += (_COMPACT_ACT if step.valid else _COMPACT_INVALID) + _plain(step.action)
+        text += (_COMPACT_ACT if step.valid else _COMPACT_INVALID) + _plain(brief(step.action))
     return Prompt(text.strip(), tuple(images))
 
 
-def _observation(step: Step, images: Sequence[Image]) -> str:
-    return IMAGE_PLACEHOLDER * len(images) + _plain(step.observation["text"]).strip()
+def _observation(text: str, images: Sequence[Image]) -> str:
+    return IMAGE_PLACEHOLDER * len(images) + _plain(text).strip()
 
 
 def _plain(text: str) -> str:

@@ -98,7 +98,7 @@ class Training:
         self._journal_skills(-1, episodes, skills)
         session.journal("stage1", -1, episodes)
         limit = session.config.analysis.max_prompt_tokens if session.config.analysis else 16384
-        samples = sft_samples(self.policy, episodes, skills, limit)
+        samples = sft_samples(self.policy, episodes, skills, limit, self.session.env.brief)
         hindsight_sft(
             self.policy,
             samples,
@@ -167,7 +167,7 @@ class Training:
         if analysis is None or spec is None or not self.method.writes_skills:
             return [], {}
         analyzer = self.policy if spec.analyzer == "update_start" else trainer.start()
-        skills = analyse(analyzer, episodes, analysis, number, self.ledger)
+        skills = analyse(analyzer, episodes, analysis, number, self.ledger, self.session.env.brief)
         self._journal_skills(number, episodes, skills)
         audit = audit_skills(skills, episodes)
         return skills, {

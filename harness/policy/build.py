@@ -30,13 +30,13 @@ from harness.policy.local import LocalPolicy
 from harness.policy.measure import Ability, measure
 from harness.policy.tiny import build_tokenizer, new_tiny
 from harness.provenance import provenance
-from harness.skills import PHRASES, skill_answer
+from harness.skills import PHRASES, render_analysis, skill_answer
 
 Report = Callable[[str, int, int, float], None]
 """Called with (stage, step, steps, loss)."""
 
 STAGES = {
-    "able": Stage(14000, 2e-3, 1e-3, weakened=False, skilled=0.4, analysed=0.15, seed=1),
+    "able": Stage(20000, 2e-3, 1e-3, weakened=False, skilled=0.4, analysed=0.15, seed=1),
     "sight": Stage(
         500,
         2e-3,
@@ -46,7 +46,7 @@ STAGES = {
         analysed=0.0,
         seed=4,
         rows=32,
-        shares=(0.04, 0.01, 0.01, 0.02, 0.04, 0.88),
+        shares=(0.03, 0.01, 0.01, 0.01, 0.03, 0.87, 0.02, 0.02),
     ),
     "tiny": Stage(2500, 1e-3, 5e-5, weakened=True, skilled=0.4, analysed=0.2, seed=2),
     "tiny-teacher": Stage(10000, 1e-3, 2e-5, weakened=False, skilled=0.2, analysed=0.1, seed=3),
@@ -59,7 +59,7 @@ STAGES = {
         analysed=0.05,
         seed=5,
         searching=True,
-        shares=(0.32, 0.12, 0.12, 0.20, 0.12, 0.12),
+        shares=(0.28, 0.10, 0.10, 0.16, 0.09, 0.09, 0.10, 0.08),
     ),
 }
 
@@ -69,7 +69,7 @@ TOKEN_BUDGET = 2048
 PARTS = {"able": (), "tiny": ("tiny",), "tiny-teacher": ("tiny-teacher", "search")}
 """Stages of each policy after its common ancestor."""
 
-VOCABULARY = 2048
+VOCABULARY = 4096
 """At most so many tokens; the texts hold fewer words."""
 
 CORPUS_EPISODES = 150
@@ -116,7 +116,8 @@ def corpus(episodes: int) -> tuple[list[str], list[str]]:
             texts += [text for prompt, answer in rows for text in (prompt.text, answer)]
             note = demonstrator.env.annotate(episode)
             if note:
-                texts.append(skill_answer(*note))
+                asked = render_analysis(episode, "compact", len(episode.steps), demonstrator.env.brief)
+                texts += [asked.text, skill_answer(*note)]
     return texts, list(phrases)
 
 

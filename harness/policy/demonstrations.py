@@ -44,6 +44,8 @@ SOURCES = (
     Source("ALFWorld-v1", {"size": "full", "rules": "2.1.1"}, 0.4, 2, 30, SEARCH),
     Source("Sokoban-v1", {}, 0.75, 0, 15),
     Source("EZPoints-v1", {}, 0.4, 0, 8),
+    Source("WebShop-v1", {}, 0.4, 2, 15),
+    Source("SearchQA-v1", {}, 0.4, 4, 4),
 )
 
 
@@ -69,11 +71,11 @@ class Stage:
     seed: int
     rows: int = 16
     searching: bool = False
-    shares: tuple[float, ...] = (0.22, 0.08, 0.06, 0.10, 0.34, 0.20)
+    shares: tuple[float, ...] = (0.16, 0.06, 0.04, 0.07, 0.23, 0.14, 0.17, 0.13)
 
 
 BUFFER = 1536
-"""Rows of each source held for shuffling."""
+"""Rows of each source held for shuffling; up to four times as many while analyses are still too few."""
 
 ANALYSIS_TOKENS = 1024
 
@@ -101,10 +103,11 @@ class Demonstrator:
         analysed = self.rng.random() < self.stage.analysed
         while min(len(self.rows), 8 * len(self.analyses)) < BUFFER:
             rows, episode = self.demonstrate()
-            self.rows += rows
+            if len(self.rows) < 4 * BUFFER:
+                self.rows += rows
             note = self.env.annotate(episode) if episode.steps else None
             if note:
-                prompt, _ = analysis_prompt(episode, "compact", ANALYSIS_TOKENS, count_tokens)
+                prompt, _ = analysis_prompt(episode, "compact", ANALYSIS_TOKENS, count_tokens, self.env.brief)
                 if prompt is not None:
                     self.analyses.append((prompt, skill_answer(*note)))
         pool = self.analyses if analysed else self.rows
@@ -129,16 +132,17 @@ class Demonstrator:
         burst = 0
         for number in range(1, self.source.max_steps + 1):
             admissible = info["admissible"]
-            seen |= dict.fromkeys(admissible)
             history = tuple(turns[-self.source.history :]) if self.source.history else ()
             view = View(episode.task_text, number, history, observation["text"], observation["images"], admissible)
+            choices = env.choices(view)
+            seen |= dict.fromkeys(choices)
             prompt = insert_skill(env.prompt(view, "compact"), skill)
-            target = str(rng.choice(admissible)) if rng.random() < weak else env.oracle()
-            if target not in admissible:  # nothing can be mended any more
+            target = str(rng.choice(choices)) if rng.random() < weak else env.oracle()
+            if choices == admissible and target not in admissible:  # nothing can be mended any more
                 break
             answer = env.respond(target, env.thought(target))
             rows.append((prompt, answer))
-            action, burst = self._execute(target, blunders, admissible, seen, burst)
+            action, burst = self._execute(target, blunders, choices, seen, burst)
             observation_before = observation
             observation, reward, terminated, truncated, info = env.step(action)
             response = Response(env.respond(action, env.thought(action)))
@@ -152,20 +156,20 @@ class Demonstrator:
         return rows, episode
 
     def _execute(
-        self, target: str, blunders: float, admissible: Sequence[str], seen: dict[str, None], burst: int
+        self, target: str, blunders: float, choices: Sequence[str], seen: dict[str, None], burst: int
     ) -> tuple[str, int]:
         """The action actually taken: the demonstrated one, a random one, or a burst of no longer possible ones.
 
         "Nothing happens." never occurs in clean demonstrations; a policy that first meets it in a rollout gets stuck.
         """
         rng = self.rng
-        impossible = [action for action in seen if action not in admissible]
+        impossible = [action for action in seen if action not in choices]
         if burst == 0 and blunders and rng.random() < 0.08:
             burst = int(rng.integers(1, 4))
         if burst and impossible:
             return str(rng.choice(impossible)), burst - 1
         if rng.random() < blunders:
-            return str(rng.choice(admissible)), burst
+            return str(rng.choice(choices)), burst
         return target, burst
 
 

@@ -65,7 +65,7 @@ def measure(
         plain = rollout(policy, env, pool, jobs, rules)
         skilled = rollout(SkillReader(policy, skills), env, pool, jobs, rules)
         misled = rollout(SkillReader(policy, skills[1:] + skills[:1]), env, pool, jobs, rules)
-    written = analyse(policy, plain, AnalysisConfig(max_tokens=96, max_prompt_tokens=2048), 0, Ledger())
+    written = analyse(policy, plain, AnalysisConfig(max_tokens=96, max_prompt_tokens=2048), 0, Ledger(), env.brief)
     notes = [env.annotate(episode) for episode in plain]
     env.close()
     return Ability(

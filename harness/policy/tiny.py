@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -70,7 +71,9 @@ def build_tokenizer(texts: Iterable[str], phrases: Sequence[str], vocab_size: in
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    # The pieces between phrases: no merge is spent on words that only occur within one.
+    between = re.compile("|".join(sorted(map(re.escape, distinct), key=len, reverse=True)))
+    tokenizer.train_from_iterator((piece for text in texts for piece in between.split(text)), trainer)
     tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in distinct])
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_endpoint import Reply, pictures_of, planned, rejects, says, serving
 
-from harness.annotators import annotate, parse_annotator
+from harness.annotators import annotate
 from harness.contracts import Episode, HarnessError, Image, Prompt, Response, Skill, Step, StopReason, Task
 from harness.skills import (
     PHRASES,
@@ -232,6 +229,9 @@ def test_audit_counts() -> None:
 class ScriptedEnv:
     """Only what ``annotate`` needs of an environment."""
 
+    def brief(self, text: str) -> str:
+        return text
+
     def annotate(self, episode: Episode) -> tuple[str, str] | None:
         return ("sum", 'use "this"') if episode.success else None
 
@@ -244,101 +244,41 @@ def test_scripted_annotator() -> None:
     ]
 
 
-def test_annotator_names() -> None:
-    assert parse_annotator("org/model@v2@http://host:1/v1") == ("org/model@v2", "http://host:1/v1")
-    with pytest.raises(HarnessError, match="neither 'scripted' nor MODEL@BASE_URL"):
-        parse_annotator("scriptd")
-
-
-def completion(content: str | None) -> tuple[int, str]:
-    return 200, json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [
-        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}]})  # fmt: skip
-
-
-class Endpoint:
-    """A local endpoint that answers each task with its own list of (status, body), the last one for ever."""
-
-    def __init__(self, plan: dict[str, list[tuple[int, str]]]) -> None:
-        self.requests: list[dict[str, Any]] = []
-        endpoint = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                request = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                endpoint.requests.append(request)
-                text = "".join(part.get("text", "") for part in request["messages"][0]["content"])
-                answers = next(plan[name] for name in plan if name in text)
-                status, body = answers.pop(0) if len(answers) > 1 else answers[0]
-                self.send_response(status)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(body.encode())))
-                self.send_header("retry-after-ms", "1")
-                self.end_headers()
-                self.wfile.write(body.encode())
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.annotator = f"some/model@http://127.0.0.1:{self.server.server_port}/v1"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-
-@pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, list[tuple[int, str]]]], Endpoint]]:
-    pytest.importorskip("openai")
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    endpoints: list[Endpoint] = []
-
-    def start(plan: dict[str, list[tuple[int, str]]]) -> Endpoint:
-        endpoints.append(Endpoint(plan))
-        return endpoints[-1]
-
-    yield start
-    for endpoint in endpoints:
-        endpoint.server.shutdown()
-        endpoint.server.server_close()
-
-
 def named(task: str) -> Episode:
     episode = make_episode(shades=(5, 6), steps=2)
     episode.task_text = task
     return episode
 
 
-def test_endpoint_that_misbehaves_costs_only_the_unreadable_answers(serve: Callable[..., Endpoint]) -> None:
+def test_an_annotator_has_a_proper_name() -> None:
+    with pytest.raises(HarnessError, match=r"annotator .*'scriptd' is not of the form MODEL@BASE_URL"):
+        annotate([], "scriptd", ScriptedEnv())  # type: ignore[arg-type]
+
+
+def test_an_endpoint_that_misbehaves_costs_only_the_unreadable_answers() -> None:
+    pytest.importorskip("openai")
     plan = {
-        "good": [completion(ANSWER)],
-        "busy": [(429, "{}"), (500, "oops"), completion(ANSWER)],
-        "prose": [completion("I would rather not answer in JSON.")],
-        "silent": [completion(None)],
-        "nochoice": [(200, '{"id": "1", "choices": []}')],
-        "nojson": [(200, "{broken")],
-        "list": [(200, "[]")],
-        "toolong": [(400, '{"error": {"message": "context length"}}')],
-        "down": [(503, "{}")],
+        "good": [says(ANSWER)],
+        "busy": [Reply(status=429), Reply("oops", 500), says(ANSWER)],
+        "prose": [says("I would rather not answer in JSON.")],
+        "silent": [says(None)],
+        "toolong": [rejects("context length")],
+        "down": [Reply(status=503)],
     }
-    endpoint = serve(plan)
-    skills = annotate([named(task) for task in plan], endpoint.annotator, None, workers=4)  # type: ignore[arg-type]
-    assert [skill.usable for skill in skills] == [True, True] + [False] * 7
+    with serving(planned(plan)) as endpoint:
+        skills = annotate([named(task) for task in plan], endpoint.name, ScriptedEnv())  # type: ignore[arg-type]
+    assert [skill.usable for skill in skills] == [True, True] + [False] * 4
     assert skills[1].text == "Search closed containers first."
     assert skills[2].raw == "I would rather not answer in JSON."
     assert {skill.author for skill in skills} == {"some/model"}
-    request = endpoint.requests[0]
-    assert (request["model"], request["temperature"]) == ("some/model", 0.0)
-    urls = [part["image_url"]["url"] for part in request["messages"][0]["content"] if part["type"] == "image_url"]
-    assert len(urls) == 2
-    assert base64.b64decode(urls[0].removeprefix("data:image/png;base64,")).startswith(b"\x89PNG")
+    assert endpoint.requests[0]["temperature"] == 0.0
+    assert len(pictures_of(endpoint.requests[0])) == 2
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [((401, '{"error": {"message": "bad key sk-secret"}}'), "status 401"), ((503, "{}"), "not one of 2 requests")],
-)
-def test_endpoint_that_never_answers_is_an_error(
-    serve: Callable[..., Endpoint], answer: tuple[int, str], message: str
-) -> None:
-    endpoint = serve({"good": [answer]})
-    with pytest.raises(HarnessError, match=message) as caught:
-        annotate([named("good"), named("good")], endpoint.annotator, None)  # type: ignore[arg-type]
-    assert "sk-secret" not in str(caught.value)
+def test_an_endpoint_that_never_answers_is_an_error() -> None:
+    pytest.importorskip("openai")
+    with (
+        serving(lambda request: Reply(status=503)) as endpoint,
+        pytest.raises(HarnessError, match=r"not one of 2 requests to .* was answered: status 503"),
+    ):
+        annotate([named("a"), named("b")], endpoint.name, ScriptedEnv())  # type: ignore[arg-type]
