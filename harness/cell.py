@@ -1,8 +1,8 @@
 """One cell: the policy, the environment and the journal they write to; evaluation on a pinned panel.
 
 A cell that was killed anywhere continues from its last checkpoint and ends with the same numbers, bit for bit on CPU:
-all sampling is keyed by (seed, phase, ...), so no generator state outlives an update. ``harness.training`` adds the
-training loop.
+all sampling is keyed by (seed, phase, ...), so no generator state outlives an update. A cell without training
+continues from the episodes it has journaled. ``harness.training`` adds the training loop.
 """
 
 from __future__ import annotations
@@ -11,15 +11,28 @@ import dataclasses
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from harness.config import CellConfig
-from harness.contracts import AgentEnv, Episode, HarnessError, Ledger, Panel, ProtocolCard, Turn, View, digest
+from harness.contracts import (
+    UNCOUNTED,
+    AgentEnv,
+    Episode,
+    HarnessError,
+    Ledger,
+    Panel,
+    ProtocolCard,
+    Task,
+    Turn,
+    View,
+    digest,
+)
+from harness.policy.api import USUAL, Calls
 from harness.policy.base import Policy, Sampling
 from harness.policy.load import load_policy
 from harness.policy.local import LocalPolicy
@@ -28,15 +41,22 @@ from harness.progress import Progress
 from harness.provenance import provenance
 from harness.registry import env_class, make_env
 from harness.rollout import Job, Rules, rollout
-from harness.store import CellDir
+from harness.store import CellDir, Record
 
 TRAIN, EVAL, STAGE1, SHUFFLE = range(4)
 """Phases, as they enter the keys of all randomness."""
 
 
-def run_cell(config: CellConfig, cell: CellDir, report: Callable[[Progress], None], workers: int = 1) -> None:
-    """Run a cell to its end, or continue it; ``workers`` environment processes change its speed, not its numbers.
+def run_cell(
+    config: CellConfig,
+    cell: CellDir,
+    report: Callable[[Progress], None],
+    workers: int = 1,
+    calls: Calls = USUAL,
+) -> None:
+    """Run a cell to its end, or continue it.
 
+    Environment processes (``workers``) and how an endpoint is called (``calls``) change its speed, not its numbers.
     Raises HarnessError for anything the user can mend.
     """
     from harness.training import train
@@ -45,14 +65,12 @@ def run_cell(config: CellConfig, cell: CellDir, report: Callable[[Progress], Non
         if cell.finished:
             return
         cell.write_json("config.json", config.model_dump(mode="json"))
-        session = Session.open(config, cell, report, workers)
+        session = Session.open(config, cell, report, workers, calls)
         try:
             if config.method is not None:
                 train(session, config.method)
             else:
-                cell.truncate("evals.jsonl", lambda record: False)
-                cell.truncate("episodes.jsonl", lambda record: False)
-                session.evaluate(0)
+                session.evaluate_only()
                 session.finish()
         finally:
             session.pool.close()
@@ -73,15 +91,24 @@ class Session:
     ledger: Ledger = field(default_factory=Ledger)
     success: float | None = None
     """Success rate of the latest evaluation."""
+    played: dict[str, int] | None = None
+    """What an evaluation without training took: episodes, steps and tokens."""
     warnings: list[str] = field(default_factory=list)
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     @classmethod
-    def open(cls, config: CellConfig, cell: CellDir, report: Callable[[Progress], None], workers: int) -> Session:
+    def open(
+        cls,
+        config: CellConfig,
+        cell: CellDir,
+        report: Callable[[Progress], None],
+        workers: int,
+        calls: Calls = USUAL,
+    ) -> Session:
         options = env_options(config)
         env = make_env(config.env.id, options)
         panel = env.panel(config.eval.panel, config.eval.panel_size)
-        policy = load_policy(config.policy, env)
+        policy = load_policy(config.policy, env, calls=calls)
         pool = EnvPool(config.env.id, options, workers=workers, want_expert=policy.needs_expert)
         return cls(config, cell, report, env, pool, policy, panel)
 
@@ -97,37 +124,76 @@ class Session:
 
     def play(self, phase: str | None, jobs: Sequence[Job], temperature: float, batch: int) -> list[Episode]:
         """Play jobs under the cell's rules, with progress if the phase has a name."""
-        clock = time.perf_counter()
-
-        def tell(done: int, tokens: int) -> None:
-            if phase:
-                self.tell(phase, done, len(jobs), tokens / (time.perf_counter() - clock))
-
+        tell = self._teller(phase, 0, len(jobs)) if phase else None
         return rollout(self.policy, self.env, self.pool, jobs, self.rules(temperature), batch, tell)
 
-    def evaluate(self, update: int) -> None:
-        """Play the evaluation panel and journal it.
+    def _teller(self, phase: str, before: int, total: int) -> Callable[[int, int], None]:
+        """Reports the progress of a rollout: finished episodes, after ``before`` earlier ones, and tokens a second."""
+        clock = time.perf_counter()
+        return lambda done, tokens: self.tell(phase, before + done, total, tokens / (time.perf_counter() - clock))
 
-        The keys do not contain the update: every checkpoint is measured with the same random numbers.
-        """
+    def evaluate(self, update: int) -> None:
+        """Play the evaluation panel and journal it."""
         spec = self.config.eval
-        jobs = [
+        episodes = self.play("eval", self._eval_jobs(), spec.temperature, spec.batch)
+        self._conclude(update, [result(episode) for episode in episodes])
+        self.journal("eval", update, episodes)
+
+    def evaluate_only(self) -> None:
+        """Play what is missing of the evaluation panel, and journal every episode as soon as it is over.
+
+        Episodes that the environment or the endpoint broke off are missing.
+        """
+        spec, jobs = self.config.eval, self._eval_jobs()
+        self.cell.truncate("evals.jsonl", lambda record: False)
+        self.cell.truncate("episodes.jsonl", lambda record: record["stop_reason"] not in UNCOUNTED)
+        before = self._journaled()
+        missing = [job for job in jobs if _name(job.task, job.attempt) not in before]
+        rollout(
+            self.policy,
+            self.env,
+            self.pool,
+            missing,
+            self.rules(spec.temperature),
+            spec.batch,
+            self._teller("eval", len(jobs) - len(missing), len(jobs)),
+            on_end=lambda episode: self.journal("eval", 0, [episode]),
+        )
+        journaled = self._journaled()
+        records = [journaled[_name(job.task, job.attempt)] for job in jobs]
+        self.cell.rewrite("episodes.jsonl", records)  # in the panel's order, whichever was over first
+        self._conclude(0, [{name: record[name] for name in Result.__annotations__} for record in records])
+        self.played = {
+            "episodes": len(records),
+            "env_steps": sum(record["steps"] for record in records),
+            "prompt_tokens": sum(record["prompt_tokens"] for record in records),
+            "sampled_tokens": sum(record["sampled_tokens"] for record in records),
+        }
+
+    def _eval_jobs(self) -> list[Job]:
+        """The keys do not contain the update: every checkpoint is measured with the same random numbers."""
+        return [
             Job(task, attempt, (self.config.seed, EVAL, number, attempt))
             for number, task in enumerate(self.panel)
-            for attempt in range(spec.episodes_per_task)
+            for attempt in range(self.config.eval.episodes_per_task)
         ]
-        episodes = self.play("eval", jobs, spec.temperature, spec.batch)
-        self.success = success_rate(episodes)
+
+    def _journaled(self) -> dict[tuple[str, str, int], Record]:
+        records = self.cell.records("episodes.jsonl")
+        return {(record["task"], record["fingerprint"], record["attempt"]): record for record in records}
+
+    def _conclude(self, update: int, results: Sequence[Mapping[str, Any]]) -> None:
+        """Append the outcome of an evaluation to ``evals.jsonl``."""
+        self.success = share(result["success"] for result in results if result["stop_reason"] not in UNCOUNTED)
         self.cell.append(
             "evals.jsonl",
             {
                 "update": update,
                 "ledger": self.ledger.as_dict(),
                 "protocol": dataclasses.asdict(self.protocol()),
-                "results": [result(episode) for episode in episodes],
+                "results": results,
             },
         )
-        self.journal("eval", update, episodes)
 
     def protocol(self) -> ProtocolCard:
         """The conditions of the cell's evaluations."""
@@ -161,7 +227,10 @@ class Session:
                     "phase": phase,
                     "update": update,
                     **result(e),
+                    "fingerprint": e.task.fingerprint,
                     "task_text": e.task_text,
+                    "prompt_tokens": sum(step.response.usage[0] for step in e.steps),
+                    "sampled_tokens": sum(step.response.tokens for step in e.steps),
                     "error": e.error,
                     "trace": trace(e),
                 }
@@ -183,6 +252,7 @@ class Session:
                 "train_panel": describe(train_panel) if train_panel else None,
                 "protocol": dataclasses.asdict(self.protocol()),
                 "ledger": self.ledger.as_dict(),
+                "played": self.played,
                 "policy": {
                     "spec": self.config.policy,
                     "fingerprint": self.config.policy_fingerprint,
@@ -207,8 +277,24 @@ def describe(panel: Panel) -> dict[str, Any]:
     return {"name": panel.name, "hash": panel.hash, "tasks": len(panel), "notes": list(panel.notes)}
 
 
-def result(episode: Episode) -> dict[str, Any]:
+class Result(TypedDict):
     """The outcome of an episode as the journals hold it."""
+
+    task: str
+    kind: str
+    attempt: int
+    success: bool
+    score: float
+    reward: float
+    steps: int
+    valid: int
+    """Steps whose answer was a valid action."""
+    dropped_turns: int
+    stop_reason: str
+
+
+def result(episode: Episode) -> Result:
+    """The outcome of an episode."""
     return {
         "task": episode.task.id,
         "kind": episode.task.kind,
@@ -221,6 +307,11 @@ def result(episode: Episode) -> dict[str, Any]:
         "dropped_turns": sum(step.dropped_turns for step in episode.steps),
         "stop_reason": str(episode.stop_reason),
     }
+
+
+def _name(task: Task, attempt: int) -> tuple[str, str, int]:
+    """What an episode is known by: where a task of this id has become another problem, it is another episode."""
+    return task.id, task.fingerprint, attempt
 
 
 def trace(episode: Episode) -> str:
@@ -242,8 +333,13 @@ def trace(episode: Episode) -> str:
 
 def success_rate(episodes: Sequence[Episode]) -> float:
     """Share of successes among the counted episodes; 0 where none counts."""
-    counted = [episode.success for episode in episodes if episode.counted]
-    return float(np.mean(counted)) if counted else 0.0
+    return share(episode.success for episode in episodes if episode.counted)
+
+
+def share(truths: Iterable[bool]) -> float:
+    """How many of them hold, as a share; 0 where there are none."""
+    values = list(truths)
+    return sum(values) / len(values) if values else 0.0
 
 
 def stop_reasons(episodes: Sequence[Episode]) -> dict[str, int]:

@@ -89,7 +89,9 @@ class CellConfig(Frozen):
     """One cell. ``method`` is None for an evaluation without training."""
 
     env: EnvConfig
-    policy: str = Field("tiny", description="tiny, tiny-teacher, random, oracle, a model directory or a hub id")
+    policy: str = Field(
+        "tiny", description="tiny, random, oracle, a model directory, a hub id, api:MODEL@BASE_URL, ..."
+    )
     policy_fingerprint: str = Field("", description="filled in by the runner: hash of the weights")
     method: Method | None = None
     teacher: str = Field("", description="external teacher, for methods that need one")

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from harness.config import EnvConfig, EvalConfig
-from harness.frames import UNCOUNTED
+from harness.contracts import UNCOUNTED
+from harness.policy.api import Calls
 from harness.progress import Board
 from harness.recipes import evaluation, resolve_env
 from harness.statistics import Outcomes, macro, macro_replicates, seed_draws, success_interval, task_draws, wilson
@@ -19,9 +20,16 @@ from harness.store import CellDir, cell_dir, check_writable
 
 
 def evaluate(
-    env: EnvConfig, policy: str, seed: int, settings: EvalConfig, directory: Path, workers: int, console: Console
+    env: EnvConfig,
+    policy: str,
+    seed: int,
+    settings: EvalConfig,
+    directory: Path,
+    workers: int,
+    calls: Calls,
+    console: Console,
 ) -> CellDir:
-    """Play a panel unless that was done before; returns the cell's directory. Raises HarnessError for bad input."""
+    """Play what is missing of a panel; returns the cell's directory. Raises HarnessError for bad input."""
     from harness.policy.load import check_policy_spec
 
     config = evaluation(resolve_env(env, settings.panel), policy, check_policy_spec(policy), seed, settings)
@@ -31,12 +39,16 @@ def evaluate(
         with Board({config.hash: config.title}, 0, console) as board:
             from harness.cell import run_cell
 
-            run_cell(config, place, lambda progress: board.show(config.hash, progress), workers=workers)
+            run_cell(config, place, lambda progress: board.show(config.hash, progress), workers, calls)
     return place
 
 
-def show(place: CellDir, console: Console) -> None:
-    """Print the scores of a finished evaluation: by kind, micro and macro average, and the protocol card."""
+def show(place: CellDir, console: Console, prices: tuple[float, float] | None = None) -> None:
+    """Print a finished evaluation: scores by kind, micro and macro average, the protocol card, the panel's notes.
+
+    Args:
+        prices: Of a million prompt tokens and a million answer tokens, to print what the episodes cost.
+    """
     record = place.records("evals.jsonl")[-1]
     config = place.read_json("config.json")
     console.print(scores(record["results"], f"{config['env']['id']}  policy {config['policy']}  seed {config['seed']}"))
@@ -44,7 +56,20 @@ def show(place: CellDir, console: Console) -> None:
     for name, value in record["protocol"].items():
         card.add_row(name.replace("_", " "), str(value))
     console.print(card)
+    for note in place.read_json("manifest.json")["panel"]["notes"]:
+        console.print(f"panel: {note}", soft_wrap=True)
+    if spent := tokens(place.read_json("manifest.json").get("played") or {}, prices):
+        console.print(spent, highlight=False)
     console.print(f"cell: {place.path}", soft_wrap=True)
+
+
+def tokens(played: dict[str, int], prices: tuple[float, float] | None) -> str:
+    """What an evaluation took in tokens, and in money where prices are given; empty where no endpoint counted any."""
+    asked, answered = played.get("prompt_tokens", 0), played.get("sampled_tokens", 0)
+    if not asked:
+        return ""
+    cost = f"  cost: {(asked * prices[0] + answered * prices[1]) / 1e6:.4f}" if prices else ""
+    return f"tokens: {asked:,} of prompts, {answered:,} of answers{cost}"
 
 
 def scores(results: list[dict[str, Any]], title: str) -> Table:

@@ -18,10 +18,11 @@ import pandas as pd
 from pydantic import ValidationError
 
 from harness.config import CellConfig
-from harness.contracts import HarnessError, Ledger, ProtocolCard, StopReason, digest
+from harness.contracts import UNCOUNTED, HarnessError, Ledger, ProtocolCard, digest
+from harness.policy.api import PREFIX as API
+from harness.policy.api import parse_endpoint
 from harness.store import CellDir, Record
 
-UNCOUNTED = (StopReason.ENV_ERROR.value, StopReason.POLICY_ERROR.value)
 SCRIPTED = ("random", "oracle")
 """Policies that read no prompt."""
 UNREAD = ("history", "truncation", "temperature", "decoding", "prompt_hash")
@@ -244,7 +245,8 @@ def _names(found: Sequence[tuple[CellConfig, ProtocolCard]]) -> list[str]:
 
 
 def _name(config: CellConfig, backbones: set[str]) -> str:
-    policy = config.policy.rstrip("/").rsplit("/", 1)[-1]
+    endpoint = config.policy.startswith(API)
+    policy = parse_endpoint(config.policy)[0] if endpoint else config.policy.rstrip("/").rsplit("/", 1)[-1]
     if config.method is None:
         return f"base ({policy})" if config.policy in backbones else policy
     return config.method.name if len(backbones) == 1 else f"{config.method.name} ({policy})"

@@ -235,9 +235,9 @@ def resolve_env(config: EnvConfig, panel: str) -> EnvConfig:
 
 
 def _require_model(spec: str, purpose: str) -> None:
-    from harness.policy.load import SCRIPTED
+    from harness.policy.load import trainable
 
-    if spec in SCRIPTED:
+    if not trainable(spec):
         raise HarnessError(f"policy {spec!r} cannot be {purpose}: name tiny, a model directory or a hub id")
 
 

@@ -64,6 +64,7 @@ def rollout(
     rules: Rules,
     batch: int = 128,
     on_step: Callable[[int, int], None] | None = None,
+    on_end: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
     """Play every job and return its episode, in the order of ``jobs``.
 
@@ -71,6 +72,7 @@ def rollout(
         env: A template for pure functions (prompts, parsing); the playing happens in ``pool``.
         batch: Episodes in flight at once; changes speed and memory only.
         on_step: Called after every round with (finished episodes, sampled tokens so far).
+        on_end: Called with every episode as soon as it is over.
     """
     pool.forget_images()
     finished: dict[int, Episode] = {}
@@ -83,6 +85,8 @@ def rollout(
         run.episode.stop_reason = reason
         finished[run.index] = run.episode
         pool.release(slot)
+        if on_end:
+            on_end(run.episode)
 
     while True:
         free = [slot for slot in range(batch) if slot not in running]
@@ -107,11 +111,16 @@ def rollout(
             key = (*jobs[run.index].key, len(run.episode.steps))
             requests[slot] = Request(prompt, key, env.choices(view), run.state.expert)
         responses = dict(zip(requests, policy.generate(list(requests.values()), rules.sampling), strict=True))
+        for slot, response in list(responses.items()):
+            if response.failure is not None:
+                del responses[slot]
+                running[slot].episode.error = response.error
+                finish(slot, response.failure)
         parsed = {slot: env.parse(response.text) for slot, response in responses.items()}
         states = pool.step({slot: action for slot, (action, _) in parsed.items()})
         for slot, response in responses.items():
             run, new = running[slot], states[slot]
-            sampled += len(response.token_ids)
+            sampled += response.tokens
             if new.error:
                 run.episode.error = new.error
                 finish(slot, StopReason.ENV_ERROR)

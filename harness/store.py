@@ -13,7 +13,7 @@
                      policy/        final weights
 
 Every file is replaced atomically; JSONL files only grow. What was appended after the last checkpoint is dropped on
-resume with ``truncate``.
+resume with ``truncate``. A cell without training has no checkpoints: it keeps every episode that was journaled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,9 +99,8 @@ class CellDir:
         if not records:
             return
         path = self.path / name
-        text = "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
         with writing(path), path.open("a", encoding="utf-8") as file:
-            file.write(text)
+            file.write(_lines(records))
 
     def records(self, name: str) -> list[Record]:
         """The records of a JSONL file; none where there is no file. A torn last line is left out.
@@ -123,9 +122,11 @@ class CellDir:
     def truncate(self, name: str, keep: Callable[[Record], bool]) -> None:
         """Rewrite a JSONL file atomically with only the records that ``keep`` accepts."""
         if (self.path / name).is_file():
-            kept = [record for record in self.records(name) if keep(record)]
-            text = "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in kept)
-            write_bytes(self.path / name, text.encode())
+            self.rewrite(name, [record for record in self.records(name) if keep(record)])
+
+    def rewrite(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        """Replace a JSONL file atomically."""
+        write_bytes(self.path / name, _lines(records).encode())
 
     # ------------------------------------------------------------------------------------------ checkpoints
 
@@ -206,6 +207,10 @@ class CellDir:
         pyarrow.parquet.write_table(table, temporary, compression="zstd")
         sync(temporary)
         temporary.replace(self.path / "episodes.parquet")
+
+
+def _lines(records: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
 
 
 # --------------------------------------------------------------------------------------------------- a run

@@ -36,7 +36,8 @@ GONE = 8
 """An endpoint that leaves so many requests in a row unanswered is taken to be gone."""
 UNREADABLE = 2
 """How often a request is repeated because its answer was no chat completion."""
-TOO_LONG = re.compile(r"context[ _](length|size|window)", re.IGNORECASE)
+TOO_LONG = re.compile(r"context[ _](length|size|window)|(prompt|input) is too long|token count exceeds", re.IGNORECASE)
+"""How servers say that a prompt is too long."""
 
 
 @dataclass(frozen=True)
@@ -153,11 +154,12 @@ class ApiPolicy(Policy):
         import openai
 
         seed = {"seed": int(digest(list(request.key))[:8], 16) >> 1} if self._seeded else {}
+        parts = content(request.prompt)
         for _ in range(1 + UNREADABLE):
             try:
                 completion = self._client.chat.completions.create(
                     model=self.model,
-                    messages=[{"role": "user", "content": content(request.prompt)}],
+                    messages=[{"role": "user", "content": parts}],
                     temperature=sampling.temperature,
                     extra_body={self._limit: sampling.max_tokens, **seed},
                 )

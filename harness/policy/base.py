@@ -44,7 +44,7 @@ class Policy(ABC):
     """Generates responses."""
 
     spec: str
-    """How the user named it: ``random``, ``oracle``, ``tiny``, a directory, a hub id."""
+    """How the user named it: ``random``, ``oracle``, ``tiny``, a directory, a hub id, ``api:MODEL@BASE_URL``."""
     fingerprint: str
     """Hash of what determines its behaviour (weights, tokenizer, template)."""
     prompt_style: str = "paper"

@@ -1,7 +1,8 @@
 """From the name of a policy to a policy.
 
-A name is ``random``, ``oracle``, ``tiny``, ``tiny-teacher``, a model directory, a cell's or checkpoint's directory, or
-a Hugging Face hub id. Everything that can be checked without loading a model is checked first, in one line.
+A name is ``random``, ``oracle``, ``tiny``, ``tiny-teacher``, a model directory, a cell's or checkpoint's directory, a
+Hugging Face hub id, or ``api:MODEL@BASE_URL``. Everything that can be checked without loading a model or calling
+anybody is checked first, in one line.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.contracts import AgentEnv, HarnessError, unknown
+from harness.policy.api import PREFIX as API
+from harness.policy.api import USUAL, ApiPolicy, Calls, check_endpoint
 from harness.policy.base import Policy
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def load_policy(spec: str, env: AgentEnv, device: str = "", dtype: str = "auto") -> Policy:
+def load_policy(spec: str, env: AgentEnv, device: str = "", dtype: str = "auto", calls: Calls = USUAL) -> Policy:
     """Build the policy a user named.
 
     Args:
@@ -36,6 +39,7 @@ def load_policy(spec: str, env: AgentEnv, device: str = "", dtype: str = "auto")
         env: Scripted policies word their answers through it.
         device: A torch device, e.g. ``"cpu"`` or ``"cuda:0"``; empty takes a GPU where there is one.
         dtype: Type of the weights; ``"auto"`` keeps the files' own.
+        calls: How an endpoint is called.
 
     Raises:
         HarnessError: There is no such policy, or its files are missing or broken.
@@ -44,16 +48,21 @@ def load_policy(spec: str, env: AgentEnv, device: str = "", dtype: str = "auto")
         from harness.policy.scripted import OraclePolicy, RandomPolicy
 
         return RandomPolicy(env) if spec == "random" else OraclePolicy(env)
+    if spec.startswith(API):
+        return ApiPolicy(spec, calls)
     return load_local(spec, device, dtype)
 
 
 def check_policy_spec(spec: str) -> str:
-    """Check a name and the files behind it without loading a model; returns a SHA-256 over those files.
+    """Check a name and the files behind it without loading a model; returns a SHA-256 over those files (of an
+    endpoint, over model name and URL).
 
     Raises HarnessError as ``load_policy`` would.
     """
     if spec in SCRIPTED:
         return f"{spec}-1"
+    if spec.startswith(API):
+        return check_endpoint(spec)
     directory = model_directory(spec)
     check_model_files(directory)
     total = hashlib.sha256()
@@ -62,6 +71,11 @@ def check_policy_spec(spec: str) -> str:
             with path.open("rb") as file:
                 total.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return total.hexdigest()
+
+
+def trainable(spec: str) -> bool:
+    """Whether a name stands for a model whose weights are at hand."""
+    return spec not in SCRIPTED and not spec.startswith(API)
 
 
 def model_directory(spec: str) -> Path:

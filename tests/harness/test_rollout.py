@@ -58,7 +58,7 @@ def test_results_depend_neither_on_batch_nor_on_workers(pool: EnvPool) -> None:
     alone = [outcome(episode) for episode in rollout(policy, ENV, pool, JOBS, RULES, batch=1)]
     assert [(task, attempt) for task, attempt, *_ in alone] == [(job.task.id, job.attempt) for job in JOBS]
     assert {len(steps) for *_, steps in alone} == {1, 2, 3, 4}
-    assert {reason for _, _, reason, *_ in alone} == {StopReason.SUCCESS, StopReason.FAILURE}
+    assert {reason for _, _, reason, *_ in alone} >= {StopReason.SUCCESS, StopReason.FAILURE}
     with EnvPool("toy_envs:Doors", workers=4) as four:
         for place, batch in [(pool, 7), (pool, 64), (four, 1), (four, 7), (four, 64)]:
             assert [outcome(episode) for episode in rollout(policy, ENV, place, JOBS, RULES, batch)] == alone
