@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -19,10 +20,12 @@ from rich.table import Table
 
 from harness import __version__
 from harness.contracts import HarnessError
+from harness.registry import COMMANDS, load, registered
 
 EPILOG = """\
 a first session:
   harness list envs                    what there is to play
+  harness play Sokoban-v1              play it yourself
   harness eval --policy random --env Sokoban-v1
   harness run quick --dry-run          the cells of a recipe
   harness run quick                    run what is missing of it, write report and figures
@@ -48,21 +51,23 @@ examples:
   harness eval --policy tiny --env ALFWorld-v1 --env-option data=official --panel valid_seen
   harness eval --policy results/quick/cells/HASH/policy --env EZPoints-v1 --temperature 0
   harness eval --policy Qwen/Qwen2.5-VL-3B-Instruct --env Sokoban-v1 --panel-size 32
+  harness eval --policy api:my-model@http://localhost:8000/v1 --env ALFWorld-v1 --panel-size 32
 
-Batch size and number of workers change the speed, never the score.
+An endpoint's key is read from OPENAI_API_KEY. An interrupted evaluation plays on where it stopped. Batch size, workers
+and concurrency change the speed, never the score.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    top = parser()
-    options, rest = top.parse_known_args(arguments)
-    # argparse closes a list of positional arguments at the first option; overrides may also follow one.
-    if rest and (not hasattr(options, "overrides") or any(argument.startswith("-") for argument in rest)):
-        top.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        options.overrides += rest
     try:
+        top = parser()
+        options, rest = top.parse_known_args(arguments)
+        # argparse closes a list of positional arguments at the first option; overrides may also follow one.
+        if rest and (not hasattr(options, "overrides") or any(argument.startswith("-") for argument in rest)):
+            top.error(f"unrecognized arguments: {' '.join(rest)}")
+        if rest:
+            options.overrides += rest
         return int(options.run(options))
     except HarnessError as error:
         print(f"harness: {error}", file=sys.stderr)
@@ -112,7 +117,8 @@ def parser() -> argparse.ArgumentParser:
         "--policy",
         required=True,
         metavar="SPEC",
-        help="random, oracle, tiny, tiny-teacher, a model directory, a hub id, or a cell's policy/ or checkpoint",
+        help="random, oracle, tiny, tiny-teacher, a model directory, a hub id, a cell's policy/ or checkpoint, "
+        "or api:MODEL@BASE_URL of an OpenAI-compatible endpoint",
     )
     evaluate.add_argument("--env", required=True, metavar="ENV", help="registered id (harness list envs)")
     _env_options(evaluate)
@@ -125,9 +131,18 @@ def parser() -> argparse.ArgumentParser:
     evaluate.add_argument(
         "--history", type=int, metavar="K", help="past turns in a prompt (default: the environment's)"
     )
+    evaluate.add_argument("--max-response-tokens", type=_count, default=512, metavar="N", help="default 512")
     evaluate.add_argument("--workers", type=_count, default=1, metavar="N", help="environment processes (default 1)")
     evaluate.add_argument("--batch", type=_count, default=128, metavar="N", help="episodes at once (default 128)")
     evaluate.add_argument("--out", type=Path, default=Path("results/eval"), metavar="DIR", help="default results/eval")
+
+    endpoint = evaluate.add_argument_group("endpoints (api:MODEL@BASE_URL)")
+    endpoint.add_argument("--concurrency", type=_count, default=16, metavar="N", help="requests at once (default 16)")
+    endpoint.add_argument(
+        "--timeout", type=_positive, default=300.0, metavar="S", help="seconds that a try may take (default 300)"
+    )
+    endpoint.add_argument("--price-in", type=_positive, metavar="P", help="price of a million prompt tokens")
+    endpoint.add_argument("--price-out", type=_positive, metavar="P", help="price of a million answer tokens")
 
     report = command("report", _report, "Write tables, figures and report.html of a run's finished cells.")
     report.add_argument("directory", type=Path, metavar="DIR", help="what `harness run --out` wrote")
@@ -143,8 +158,44 @@ def parser() -> argparse.ArgumentParser:
         "--start", type=Path, metavar="DIR", help="an `able` policy built before (default: build it first)"
     )
     build.add_argument("--out", type=Path, metavar="DIR", help="where to save it (default: inside the package)")
+
+    play = command("play", _play, "Play a task yourself and see what a policy sees.", PLAY_EPILOG)
+    play.add_argument("env", metavar="ENV", help="registered id or package.module:Class")
+    play.add_argument("--panel", default="eval", metavar="NAME", help="which panel (default eval)")
+    play.add_argument("--task", type=_count, default=1, metavar="N", help="the panel's N-th task (default 1)")
+    play.add_argument("--style", choices=["paper", "compact"], help="show the prompt of this style")
+    play.add_argument(
+        "--images", choices=["half", "sixel", "files"], help="default: half blocks in a colour terminal, else files"
+    )
+    _env_options(play)
+
+    new = command("new-env", _new_env, "Write a package with an environment of your own to start from.", NEW_ENV_EPILOG)
+    new.add_argument("name", help="e.g. TrafficLights, registered as TrafficLights-v1")
+    new.add_argument("--out", type=Path, metavar="DIR", help="directory to create (default: ./traffic-lights)")
+    new.add_argument("--vision", action="store_true", help="observations are pictures")
+
+    for name, point in registered(COMMANDS).items():
+        arguments = load(point)
+        arguments(command(name, None, (inspect.getdoc(arguments) or "").partition("\n")[0]))
     return top
 
+
+NEW_ENV_EPILOG = """\
+examples:
+  harness new-env TrafficLights
+  harness new-env TrafficLights --vision --out ~/work/lights
+
+The package has a little game, its tests, a recipe and a README whose commands work at once.
+"""
+
+PLAY_EPILOG = """\
+examples:
+  harness play Sokoban-v1
+  harness play ALFWorld-v1 --task 7 --style paper
+  harness play EZPoints-v1 --images files
+
+Shows the observation, or with --style the very prompt that a policy gets.
+"""
 
 CHECK_EPILOG = """\
 examples:
@@ -185,6 +236,13 @@ def _count(text: str) -> int:
     return value
 
 
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
 # ------------------------------------------------------------------------------------------------ commands
 
 
@@ -205,6 +263,25 @@ def _check(options: argparse.Namespace) -> int:
     results = check(options.env, _options(options.env_option), options.tasks)
     Console().print(results_table(options.env, results))
     return 0 if all(result.passed for result in results) else 1
+
+
+def _play(options: argparse.Namespace) -> int:
+    from harness import play
+
+    chosen = _options(options.env_option)
+    return play.main(
+        options.env, chosen, options.panel, options.task, options.style, options.images, Console(highlight=False)
+    )
+
+
+def _new_env(options: argparse.Namespace) -> int:
+    from harness.scaffold import new_env
+
+    names, directory = new_env(options.name, options.out, options.vision)
+    print(f"{names.env_id}: {directory}\n")
+    print(f"  cd {directory}\n  python -m pip install --editable .\n  harness check {names.env_id}\n")
+    print("README.md shows how to play, train and make it your own.")
+    return 0
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -229,7 +306,14 @@ def _run(options: argparse.Namespace) -> int:
 def _eval(options: argparse.Namespace) -> int:
     from harness.config import EnvConfig, EvalConfig
     from harness.evaluate import evaluate, show
+    from harness.policy.api import PREFIX, Calls
     from harness.recipes import validate
+
+    prices = (options.price_in, options.price_out)
+    if prices.count(None) == 1:
+        raise HarnessError("--price-in and --price-out belong together")
+    if None not in prices and not options.policy.startswith(PREFIX):
+        raise HarnessError(f"--price-in and --price-out are prices of an endpoint, and {options.policy!r} is none")
 
     settings = {
         "panel": options.panel,
@@ -238,7 +322,11 @@ def _eval(options: argparse.Namespace) -> int:
         "temperature": options.temperature,
         "batch": options.batch,
     }
-    env = {"history": options.history, "max_steps": options.max_steps}
+    env = {
+        "history": options.history,
+        "max_steps": options.max_steps,
+        "max_response_tokens": options.max_response_tokens,
+    }
     place = evaluate(
         validate(EnvConfig, {"id": options.env, "options": _options(options.env_option), **env}, "harness eval"),
         options.policy,
@@ -246,9 +334,10 @@ def _eval(options: argparse.Namespace) -> int:
         validate(EvalConfig, settings, "harness eval"),
         options.out,
         options.workers,
+        Calls(options.concurrency, options.timeout),
         Console(stderr=True),
     )
-    show(place, Console())
+    show(place, Console(), None if None in prices else prices)
     return 0
 
 

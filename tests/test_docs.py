@@ -81,7 +81,9 @@ def test_snippets_run(page: Path, tmp_path: Path) -> None:
 def documented_commands() -> Iterator[tuple[str, tuple[str, ...]]]:
     """(where, arguments) of every command line in a block of a page, and of the examples in the command's own help."""
     texts = {name(page): page.read_text().replace("\\\n", " ") for page in PAGES}
-    texts["--help"] = "\n".join((cli.EPILOG, cli.RUN_EPILOG, cli.EVAL_EPILOG, cli.CHECK_EPILOG))
+    texts["--help"] = "\n".join(
+        (cli.EPILOG, cli.RUN_EPILOG, cli.EVAL_EPILOG, cli.CHECK_EPILOG, cli.PLAY_EPILOG, cli.NEW_ENV_EPILOG)
+    )
     for where, text in texts.items():
         for line in re.findall(r"^\s*(?:\$ )?(?:[A-Z_]+=\S+ )?(harness [a-z][^`\n]*)$", text, re.MULTILINE):
             yield where, tuple(shlex.split(re.split(r" {2,}| #", line)[0])[1:])

@@ -17,7 +17,8 @@ from envs_text.alfworld.engine import Engine
 from envs_text.alfworld.experts import SearchExpert, plan_from
 from envs_text.alfworld.games import LAYOUT, Game, Rules, check_rules, official_split, read_game
 from envs_text.alfworld.hindsight import Trail, describe, follow, read_task, thought
-from envs_text.alfworld.official import OfficialEngine
+from envs_text.alfworld.official import OfficialEngine, check_installed
+from envs_text.alfworld.official_experts import HandcodedExpert, Planner
 from harness.contracts import (
     AgentEnv,
     EnvCard,
@@ -45,7 +46,8 @@ OFFICIAL_PANELS = {"train": "train", "eval": "valid_seen", "valid_seen": "valid_
 
 STYLES = {"paper": prompts.paper, "compact": prompts.compact}
 ENGINES = ("native", "textworld")
-EXPERTS = ("plan", "search")
+OFFICIAL_EXPERTS: dict[str, type[HandcodedExpert | Planner]] = {"handcoded": HandcodedExpert, "planner": Planner}
+EXPERTS = ("plan", "search", *OFFICIAL_EXPERTS)
 
 
 class ALFWorld(AgentEnv):
@@ -58,7 +60,8 @@ class ALFWorld(AgentEnv):
         size: of generated games: ``"small"``, ``"medium"`` or ``"full"``.
         rules: ``"current"`` or ``"2.1.1"``; empty means current for generated games, and for official ones the
             version that the game file carries.
-        expert: ``"plan"`` knows where everything is and goes the shortest way, ``"search"`` knows only what it saw.
+        expert: ``"plan"`` knows where everything is and goes the shortest way, ``"search"`` knows only what it saw;
+            with the engine ``"textworld"`` also the package's own: ``"handcoded"`` rules, and its ``"planner"``.
         max_steps: steps after which an episode is truncated.
     """
 
@@ -81,6 +84,10 @@ class ALFWorld(AgentEnv):
         ):
             if name not in known:
                 raise unknown(what, name, known)
+        if expert in OFFICIAL_EXPERTS and engine != "textworld":
+            raise HarnessError(f"ALFWorld expert {expert!r} belongs to the official engine: set engine=textworld")
+        if engine == "textworld":
+            check_installed()
         if max_steps < 1:
             raise HarnessError(f"ALFWorld max_steps must be at least 1, not {max_steps}")
         self._root = _data_root(data)
@@ -90,6 +97,7 @@ class ALFWorld(AgentEnv):
         self._expert_name = expert
         self._max_steps = max_steps
         self._engine: Engine | OfficialEngine | None = None
+        self._expert: SearchExpert | HandcodedExpert | Planner | None = None  # none for "plan", which has no memory
         self._native: Engine  # the engine played, or its native twin, whose state the experts read
         self.card = EnvCard(
             id="ALFWorld-v1",
@@ -164,11 +172,18 @@ class ALFWorld(AgentEnv):
         self.close()
         game = self._game(task.spec)
         self._native = Engine(game)
-        self._engine = OfficialEngine(game) if self._engine_name == "textworld" else self._native
+        official = OFFICIAL_EXPERTS.get(self._expert_name)
+        if self._engine_name == "textworld":
+            self._engine = OfficialEngine(game, official.NEEDS if official else ())
+        else:
+            self._engine = self._native
         self._steps = 0
         self._trail = Trail()
         text = self._engine.reset()
-        self._searcher = SearchExpert(text) if self._expert_name == "search" else None
+        if official and isinstance(self._engine, OfficialEngine):
+            self._expert = official(self._engine)
+        else:
+            self._expert = SearchExpert(text) if self._expert_name == "search" else None
         return self._observe(text)
 
     def _draw(self) -> Task:
@@ -184,8 +199,8 @@ class ALFWorld(AgentEnv):
             self._native.step(action)
         self._steps += 1
         self._trail.do(action, text)
-        if self._searcher:
-            self._searcher.observe(action.strip(), text)
+        if self._expert:
+            self._expert.observe(action.strip(), text)
         observation, info = self._observe(text)
         won = info["success"]
         return observation, WIN_REWARD * won, won, not won and self._steps >= self._max_steps, info
@@ -233,8 +248,8 @@ class ALFWorld(AgentEnv):
     def oracle(self) -> str:
         """The chosen expert's next command; ``"look"`` once the goal is reached."""
         admissible = self._playing().admissible()
-        if self._searcher:
-            return self._searcher.act(admissible)
+        if self._expert:
+            return self._expert.act(admissible)
         return next(iter(plan_from(self._native)), "look")
 
     def thought(self, action: str) -> str:

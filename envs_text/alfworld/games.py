@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -35,6 +34,11 @@ SPLIT_SIZES = {"train": 3553, "valid_seen": 140, "valid_unseen": 134}
 """Playable games in the full distribution."""
 
 LAYOUT = "json_2.1.1"
+
+LACKING = "lacking "
+UNCHECKED = "never checked for a solution"
+NAMED = 3
+"""How many damaged games a panel's note names."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,9 @@ def official_split(root: Path, split: str) -> tuple[list[Path], tuple[str, ...]]
     """Trial directories of a split that the official package plays, sorted by name, and notes on what it leaves out.
 
     Like the package it leaves out games with movable receptacles or sliced objects, games of other task types, and
-    games not marked solvable. The order depends on names alone, not on the file system.
+    games not marked solvable. The order depends on names alone, not on the file system. The notes say how many games
+    are left out for which reason, name those that a whole download would not lack, and state where the number of
+    playable games is not the official one.
 
     Raises:
         HarnessError: the root or the split does not exist, holds no playable game, or a file is not JSON.
@@ -109,15 +115,15 @@ def official_split(root: Path, split: str) -> tuple[list[Path], tuple[str, ...]]
     if not (base / split).is_dir():
         raise unknown(f"split of {base}", split, [path.name for path in base.iterdir() if path.is_dir()])
     playable: list[Path] = []
-    skipped: Counter[str] = Counter()
-    for trial in sorted(path.parent for path in (base / split).glob("*/*/traj_data.json")):
+    skipped: dict[str, list[Path]] = {}
+    for trial in sorted(path for path in (base / split).glob("*/*") if path.is_dir()):
         reason = _why_skipped(trial)
         if reason:
-            skipped[reason] += 1
+            skipped.setdefault(reason, []).append(trial)
         else:
             playable.append(trial)
     if not playable:
-        raise HarnessError(f"{base / split} holds no playable game ({sum(skipped.values())} left out)")
+        raise HarnessError(f"{base / split} holds no playable game ({sum(map(len, skipped.values()))} left out)")
     return playable, _notes(split, len(playable), skipped)
 
 
@@ -128,22 +134,28 @@ def _why_skipped(trial: Path) -> str:
         return "with a movable receptacle"
     if "Sliced" in directory:
         return "with sliced objects"
+    for name in ("traj_data.json", "game.tw-pddl"):
+        if not (trial / name).is_file():
+            return LACKING + name
     if _read_json(trial / "traj_data.json").get("task_type") not in TASK_KINDS:
         return "of another task type"
-    if not (trial / "game.tw-pddl").is_file():
-        return "without a game file"
     solvable = _read_json(trial / "game.tw-pddl").get("solvable")
     if solvable is None:
-        return "never checked for a solution"
+        return UNCHECKED
     return "" if solvable else "without a solution"
 
 
-def _notes(split: str, playable: int, skipped: Counter[str]) -> tuple[str, ...]:
+def _notes(split: str, playable: int, skipped: Mapping[str, Sequence[Path]]) -> tuple[str, ...]:
     notes = []
     full = SPLIT_SIZES.get(split, playable)
     if playable != full:
         notes.append(f"{playable} playable games; the full {split} split has {full}")
-    notes += [f"left out: {count} {reason}" for reason, count in sorted(skipped.items())]
+    for reason, trials in sorted(skipped.items()):
+        note = f"left out: {len(trials)} {reason}"
+        if reason == UNCHECKED or reason.startswith(LACKING):
+            more = f" and {len(trials) - NAMED} more" if len(trials) > NAMED else ""
+            note += f" ({', '.join('/'.join(trial.parts[-2:]) for trial in trials[:NAMED])}{more})"
+        notes.append(note)
     return tuple(notes)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
@@ -35,19 +35,25 @@ class OfficialEngine:
     Call `reset` before anything else. Loading takes about 0.3 s, a reset as long, a step 30 ms, and memory 100 MB.
     """
 
-    def __init__(self, game: Game) -> None:
-        """Load a game; raises HarnessError if the packages are not installed or cannot load it."""
+    def __init__(self, game: Game, needs: Collection[str] = ()) -> None:
+        """Load a game; raises HarnessError if the packages are not installed or cannot load it.
+
+        ``needs`` names what the package shall work out in every state for an expert: ``"facts"``,
+        ``"policy_commands"`` (a plan of its planner).
+        """
         demangler, infos, pddl = _packages()
         domain, grammar = official_rules(game.rules)
         self.game = game
         self._env: Any = _IDLE.pop() if _IDLE else infos(demangler(pddl()))
+        for name in ("facts", "policy_commands"):
+            setattr(self._env.request_infos, name, name in needs)
         data = {
             "pddl_domain": domain,
             "grammar": grammar.replace("UNKNOWN GOAL.", game.task),
             "pddl_problem": game.problem,
         }
         try:
-            with _tidied():
+            with tidied():
                 self._env.load(data)
         except KeyError as error:  # what the package raises for a problem that its planner finds hopeless
             self.close()
@@ -56,7 +62,7 @@ class OfficialEngine:
 
     def reset(self) -> str:
         """Start anew; returns the introduction: welcome, room, task."""
-        with _tidied():
+        with tidied():
             self._state = self._env.reset()
         return str(self._state.feedback)
 
@@ -70,6 +76,11 @@ class OfficialEngine:
         return tuple(self._state["admissible_commands"])
 
     @property
+    def state(self) -> Mapping[str, Any]:
+        """What the package tells about the present state."""
+        return self._state  # type: ignore[no-any-return]
+
+    @property
     def won(self) -> bool:
         """Whether the goal holds now."""
         return bool(self._state["won"])
@@ -81,12 +92,18 @@ class OfficialEngine:
             self._env = None
 
 
+def check_installed() -> None:
+    """Raise HarnessError, with the command that helps, unless the official packages are installed."""
+    if not all(map(find_spec, ("alfworld", "textworld", "fast_downward"))):
+        raise _not_installed()
+
+
 @lru_cache(maxsize=2)
 def official_rules(rules: Rules) -> tuple[str, str]:
     """PDDL domain and grammar of a rule version; the package carries the current one, from which the other differs
     in a few lines (the extra command ``help`` among them)."""
     try:
-        with _tidied():
+        with tidied():
             from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
     except ImportError as error:
         raise _not_installed() from error
@@ -105,7 +122,7 @@ def official_rules(rules: Rules) -> tuple[str, str]:
 def _packages() -> tuple[Any, Any, Any]:
     """AlfredDemangler, AlfredInfos and PddlEnv."""
     try:
-        with _tidied():
+        with tidied():
             from alfworld.agents.environment.alfred_tw_env import AlfredDemangler, AlfredInfos
             from textworld.envs.pddl.pddl import PddlEnv
     except ImportError as error:
@@ -120,7 +137,7 @@ def _not_installed() -> HarnessError:
 
 
 @contextmanager
-def _tidied() -> Iterator[None]:
+def tidied() -> Iterator[None]:
     """Undo what the packages do to the process: alfworld sets ALFWORLD_DATA on import, the planner's translator
     overwrites the command line."""
     argv, data = sys.argv, os.environ.get("ALFWORLD_DATA")

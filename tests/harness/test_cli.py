@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import logging
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,13 @@ import pytest
 import yaml
 from rich.console import Console
 
-from harness import runner
+from harness import cli, runner
 from harness.cli import main
 from harness.config import CellConfig
 from harness.policy import load
 from harness.progress import Board, Progress
 from harness.recipes import expand, load_recipe
+from harness.registry import COMMANDS
 from harness.store import CellDir, cell_dir
 
 RECIPE: dict[str, Any] = {
@@ -241,6 +244,26 @@ def test_help_needs_no_heavy_library() -> None:
     code = "import sys; from harness.cli import parser; parser().format_help(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "transformers", "pandas", "matplotlib"} & set(done.stdout.split())
+
+
+def greet(command: argparse.ArgumentParser) -> None:
+    """Say hello.
+
+    And nothing else.
+    """
+    command.add_argument("name")
+    command.set_defaults(run=lambda options: print("hello", options.name) or 3)
+
+
+def test_packages_add_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    points = {"greet": EntryPoint("greet", f"{__name__}:greet", COMMANDS)}
+    monkeypatch.setattr(cli, "registered", lambda group: points)
+    assert main(["greet", "you"]) == 3
+    assert capsys.readouterr().out == "hello you\n"
+    assert "Say hello." in cli.parser().format_help()
+    points["broken"] = EntryPoint("broken", "no_such_module:command", COMMANDS)
+    assert main(["list", "envs"]) == 2
+    assert capsys.readouterr().err.startswith("harness: cannot load 'broken' from 'no_such_module:command'")
 
 
 def test_plain_progress_is_rate_limited() -> None:
