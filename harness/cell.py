@@ -35,7 +35,6 @@ from harness.contracts import (
 from harness.policy.api import USUAL, Calls
 from harness.policy.base import Policy, Sampling
 from harness.policy.load import load_policy
-from harness.policy.local import LocalPolicy
 from harness.pool import EnvPool
 from harness.progress import Progress
 from harness.provenance import provenance
@@ -59,8 +58,6 @@ def run_cell(
     Environment processes (``workers``) and how an endpoint is called (``calls``) change its speed, not its numbers.
     Raises HarnessError for anything the user can mend.
     """
-    from harness.training import train
-
     with cell.lock():
         if cell.finished:
             return
@@ -68,6 +65,8 @@ def run_cell(
         session = Session.open(config, cell, report, workers, calls)
         try:
             if config.method is not None:
+                from harness.training import train  # torch loads only where there is something to train
+
                 train(session, config.method)
             else:
                 session.evaluate_only()
@@ -243,7 +242,6 @@ class Session:
 
     def finish(self, train_panel: Panel | None = None) -> None:
         """Write the manifest; the cell is complete from then on."""
-        parameters = self.policy.parameters if isinstance(self.policy, LocalPolicy) else 0
         self.cell.finish(
             {
                 "status": "complete",
@@ -256,7 +254,7 @@ class Session:
                 "policy": {
                     "spec": self.config.policy,
                     "fingerprint": self.config.policy_fingerprint,
-                    "parameters": parameters,
+                    "parameters": self.policy.parameters,
                 },
                 "warnings": self.warnings,
                 "started": self.started,

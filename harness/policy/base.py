@@ -52,6 +52,11 @@ class Policy(ABC):
     needs_expert: bool = False
     """Whether requests must carry the scripted expert's action."""
 
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, shared ones counted once; 0 for policies without weights of their own."""
+        return 0
+
     @abstractmethod
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Response]:
         """Answer every request, in order."""

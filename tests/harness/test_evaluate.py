@@ -105,3 +105,12 @@ def test_what_crashed_or_changed_is_played_again(
     run_toy(setting, cell.path)
     assert played == [(task.id, attempt) for task in Doors().panel("eval", 2) for attempt in range(2)]
     assert records(cell)[0] == records(run_toy(setting, tmp_path / "whole"))[0]
+
+
+def test_scripted_policies_are_evaluated_without_loading_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from harness.cli import main; "
+        f"code = main('eval --policy random --env EZPoints-v1 --panel-size 2 --out {tmp_path}'.split()); "
+        "sys.exit(code or 'torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
