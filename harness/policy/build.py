@@ -3,8 +3,9 @@
 Three stages, each deterministic from its seed:
 
 - ``able``: expert demonstrations (some with a skill in the prompt, some that recover from blunders) and
-  (episode -> skill) pairs; then ``sight``, the same with most rows from EZPoints, whose cards are only learned from
-  many rows at once. The result acts well, follows skills and writes them.
+  (episode -> skill) pairs; then the same with most rows from where larger batches are needed: ``sight`` from EZPoints,
+  whose cards are only learned from many rows at once, ``names`` from WebShop and SearchQA, whose many rare words are only
+  copied safely after it. The result acts well, follows skills and writes them.
 - ``tiny`` continues from ``able`` on demonstrations whose plain part is often random: it keeps syntax, copying,
   procedure and skill reading, and chooses poorly. This is the base policy that methods improve.
 - ``tiny-teacher`` continues from ``able`` on the same data for much longer, and in ``search`` on plain demonstrations
@@ -35,6 +36,9 @@ from harness.skills import PHRASES, render_analysis, skill_answer
 Report = Callable[[str, int, int, float], None]
 """Called with (stage, step, steps, loss)."""
 
+EVEN = (0.14, 0.05, 0.03, 0.06, 0.14, 0.10, 0.22, 0.26)
+"""Shares of the sources once everything is learned."""
+
 STAGES = {
     "able": Stage(20000, 2e-3, 1e-3, weakened=False, skilled=0.4, analysed=0.15, seed=1),
     "sight": Stage(
@@ -48,23 +52,38 @@ STAGES = {
         rows=32,
         shares=(0.03, 0.01, 0.01, 0.01, 0.03, 0.87, 0.02, 0.02),
     ),
-    "tiny": Stage(2500, 1e-3, 5e-5, weakened=True, skilled=0.4, analysed=0.2, seed=2),
-    "tiny-teacher": Stage(10000, 1e-3, 2e-5, weakened=False, skilled=0.2, analysed=0.1, seed=3),
+    "names": Stage(
+        4000,
+        2e-3,
+        1e-4,
+        weakened=False,
+        skilled=0.4,
+        analysed=0.12,
+        seed=6,
+        rows=32,
+        shares=(0.10, 0.03, 0.02, 0.04, 0.10, 0.07, 0.26, 0.38),
+    ),
+    "tiny": Stage(2000, 1e-3, 5e-5, weakened=True, skilled=0.4, analysed=0.2, seed=2, rows=32, shares=EVEN),
+    "tiny-teacher": Stage(5000, 1e-3, 1e-4, weakened=False, skilled=0.2, analysed=0.1, seed=3, rows=32, shares=EVEN),
     "search": Stage(
-        3000,
-        1e-3,
+        2000,
+        5e-4,
         2e-5,
         weakened=False,
         skilled=0.15,
         analysed=0.05,
         seed=5,
+        rows=32,
         searching=True,
-        shares=(0.28, 0.10, 0.10, 0.16, 0.09, 0.09, 0.10, 0.08),
+        shares=(0.24, 0.08, 0.08, 0.14, 0.08, 0.08, 0.14, 0.16),
     ),
 }
 
 TOKEN_BUDGET = 2048
 """Padded tokens per pass: short rows are not padded to the length of an analysis."""
+
+COMMON = ("able", "sight", "names")
+"""Stages of the common ancestor."""
 
 PARTS = {"able": (), "tiny": ("tiny",), "tiny-teacher": ("tiny-teacher", "search")}
 """Stages of each policy after its common ancestor."""
@@ -122,11 +141,11 @@ def corpus(episodes: int) -> tuple[list[str], list[str]]:
 
 
 def build_able(report: Report) -> LocalPolicy:
-    """The common ancestor: fresh tokenizer, fresh weights, stage ``able``."""
+    """The common ancestor: fresh tokenizer, fresh weights, common stages."""
     texts, phrases = corpus(CORPUS_EPISODES)
     policy = new_tiny(build_tokenizer(texts, phrases, VOCABULARY), seed=0)
-    fit(policy, "able", report)
-    fit(policy, "sight", report)
+    for stage in COMMON:
+        fit(policy, stage, report)
     return policy
 
 
@@ -166,7 +185,7 @@ def package(name: str, policy: LocalPolicy, target: Path) -> None:
         "name": name,
         "fingerprint": policy.fingerprint,
         "parameters": policy.parameters,
-        "stages": {stage: asdict(STAGES[stage]) for stage in ("able", "sight", *PARTS[name])},
+        "stages": {stage: asdict(STAGES[stage]) for stage in (*COMMON, *PARTS[name])},
         "sources": [asdict(source) for source in SOURCES],
         "ability": {source: asdict(value) for source, value in abilities.items()},
         **provenance(),

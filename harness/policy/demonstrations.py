@@ -44,7 +44,7 @@ SOURCES = (
     Source("ALFWorld-v1", {"size": "full", "rules": "2.1.1"}, 0.4, 2, 30, SEARCH),
     Source("Sokoban-v1", {}, 0.75, 0, 15),
     Source("EZPoints-v1", {}, 0.4, 0, 8),
-    Source("WebShop-v1", {}, 0.4, 2, 15),
+    Source("WebShop-v1", {}, 0.25, 2, 15),
     Source("SearchQA-v1", {}, 0.4, 4, 4),
 )
 

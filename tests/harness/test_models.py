@@ -13,7 +13,7 @@ from harness.policy.load import MODELS, load_local
 from harness.policy.measure import measure
 
 POLICIES = ("tiny", "tiny-teacher")
-RANDOM = {"EZPoints-v1": 0.002, "Sokoban-v1": 0.225, "ALFWorld-v1": 0.005}
+RANDOM = {"EZPoints-v1": 0.002, "Sokoban-v1": 0.225, "ALFWorld-v1": 0.005, "WebShop-v1": 0.005, "SearchQA-v1": 0.044}
 """Success of the random policy on the eval panels, from the environments' pages."""
 
 
@@ -35,7 +35,14 @@ def test_both_share_one_vocabulary() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("env", "history", "steps"), [("EZPoints-v1", 0, 8), ("Sokoban-v1", 0, 15), ("ALFWorld-v1", 2, 20)]
+    ("env", "history", "steps"),
+    [
+        ("EZPoints-v1", 0, 8),
+        ("Sokoban-v1", 0, 15),
+        ("ALFWorld-v1", 2, 20),
+        ("WebShop-v1", 2, 15),
+        ("SearchQA-v1", 4, 4),
+    ],
 )
 def test_tiny_is_able_but_unwise(env: str, history: int, steps: int) -> None:
     """Well above random, well below the expert, obedient to a good skill; one checkpoint for all environments."""
