@@ -27,7 +27,7 @@ def comparison_table(comparison: Comparison) -> Table:
     for setting in comparison.settings:
         columns += [
             Column("success", "plusminus", group=setting.name),
-            Column("score", "percent", group=setting.name, detail=True),
+            Column("score", "percent", group=setting.name, detail=_is_success(comparison, setting)),
             Column("n", group=setting.name, detail=True),
         ]
     if len(main) > 1:
@@ -58,6 +58,11 @@ def comparison_table(comparison: Comparison) -> Table:
         )
     title = "Final success by method and environment"
     return Table("comparison", title, tuple(columns), tuple(rows), (*notes, *comparison.card_notes), comparison.cards)
+
+
+def _is_success(comparison: Comparison, setting: Setting) -> bool:
+    """Whether an environment's score says nothing that its success does not say."""
+    return all(st.micro(arm.scores) == arm.final.value for arm in comparison.arms_of(setting))
 
 
 def _sizes(comparison: Comparison) -> str:
