@@ -45,7 +45,7 @@ class HTTPRetriever:
     Args:
         url: Address of the server; ``/retrieve`` is understood where it has no path.
         timeout: Seconds without a byte from the server after which an attempt has failed.
-        attempts: How often a request is tried when the server is unreachable, cuts the line or answers 429, 500 or 502-504.
+        attempts: How often a request is tried when the server is unreachable, cuts the line or answers as in ``BUSY``.
         pause: Seconds before the second attempt; doubled before each further one.
 
     Raises:

@@ -4,8 +4,8 @@ Three stages, each deterministic from its seed:
 
 - ``able``: expert demonstrations (some with a skill in the prompt, some that recover from blunders) and
   (episode -> skill) pairs; then the same with most rows from where larger batches are needed: ``sight`` from EZPoints,
-  whose cards are only learned from many rows at once, ``names`` from WebShop and SearchQA, whose many rare words are only
-  copied safely after it. The result acts well, follows skills and writes them.
+  whose cards are only learned from many rows at once, ``names`` from WebShop and SearchQA, whose many rare words are
+  only copied safely after it. The result acts well, follows skills and writes them.
 - ``tiny`` continues from ``able`` on demonstrations whose plain part is often random: it keeps syntax, copying,
   procedure and skill reading, and chooses poorly. This is the base policy that methods improve.
 - ``tiny-teacher`` continues from ``able`` on the same data for much longer, and in ``search`` on plain demonstrations

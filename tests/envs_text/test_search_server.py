@@ -262,7 +262,12 @@ def test_serve_retriever_from_start_to_interrupt(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "harness.cli", "serve-retriever", str(corpus), "--port"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     process = subprocess.Popen(
-        [*command, "0"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "0"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs inherit that it is ignored
     )
     try:
         assert process.stdout is not None
