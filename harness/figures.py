@@ -23,8 +23,8 @@ OWN = {"seed": ("#0072B2", "o"), "grpo": ("#D55E00", "s"), "opd-teacher": ("#009
 OTHERS = (("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"), ("#7A5195", "X"), ("#8C6D31", "<"), ("#444444", ">"))
 BASELINE_STYLES = ((0, (1, 1.5)), (0, (4, 2)), (0, (6, 2, 1, 2)), (0, (8, 3)))
 
-COLUMN = 2.35
-"""Width of one panel in inches: three panels fill a page of text."""
+COLUMN, ROW = 2.35, 3
+"""Width of one panel in inches, and how many stand side by side: three panels fill a page of text."""
 
 STYLE = {
     "axes.axisbelow": True,
@@ -113,8 +113,8 @@ def sample_efficiency(comparison: Comparison, budget: str) -> Figure:
     trained = [m for m in comparison.methods if any(a.trained for (_, name), a in comparison.arms.items() if name == m)]
     looked = looks(trained)
     with style():
-        figure, axes = _panels([setting.name for setting in comparison.settings], 1, 1.95)
-        for axis, setting in zip(axes[0], comparison.settings, strict=True):
+        figure, axes = _wrapped([setting.name for setting in comparison.settings], 1.95)
+        for axis, setting in zip(axes, comparison.settings, strict=True):
             right = 0.0
             for arm in comparison.arms_of(setting, trained_only=True):
                 colour, marker = looked[arm.method]
@@ -128,7 +128,8 @@ def sample_efficiency(comparison: Comparison, budget: str) -> Figure:
             axis.xaxis.set_major_locator(MaxNLocator(5))
             axis.xaxis.set_major_formatter(EngFormatter(sep=""))
             axis.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
-        axes[0][0].set_ylabel("Success (%)")
+        for axis in axes[::ROW]:
+            axis.set_ylabel("Success (%)")
         _legend(figure)
     return figure
 
@@ -145,8 +146,8 @@ def final_success(comparison: Comparison) -> Figure:
     trained = {method for (_, method), arm in comparison.arms.items() if arm.trained}
     looked = looks([method for method in methods if method in trained])
     with style():
-        figure, axes = _panels([s.name for s in comparison.settings], 1, 0.65 + 0.19 * len(methods), share_y=True)
-        for axis, setting in zip(axes[0], comparison.settings, strict=True):
+        figure, axes = _wrapped([s.name for s in comparison.settings], 0.65 + 0.19 * len(methods), share_y=True)
+        for axis, setting in zip(axes, comparison.settings, strict=True):
             for arm in comparison.arms_of(setting):
                 colour, marker = looked.get(arm.method, ("#666666", "o"))
                 place, found = -methods.index(arm.method), arm.final
@@ -192,14 +193,27 @@ def dynamics(comparison: Comparison, updates: pd.DataFrame, metrics: dict[str, s
     return figure
 
 
-def _panels(titles: Sequence[str], rows: int, height: float, share_y: bool = False) -> tuple[Figure, Any]:
+def _panels(titles: Sequence[str], rows: int, height: float) -> tuple[Figure, Any]:
     """A grid with one titled column per setting; ``height`` is a row's in inches."""
     width = max(COLUMN * len(titles), 3.3)
     figure = Figure(figsize=(width, height * rows + 0.35), layout="constrained")
-    axes = figure.subplots(rows, len(titles), squeeze=False, sharex="col" if rows > 1 else False, sharey=share_y)
+    axes = figure.subplots(rows, len(titles), squeeze=False, sharex="col" if rows > 1 else False)
     for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title, fontweight="bold")
     return figure, axes
+
+
+def _wrapped(titles: Sequence[str], height: float, share_y: bool = False) -> tuple[Figure, list[Any]]:
+    """One titled panel per setting, at most ``ROW`` side by side; ``height`` is a panel's in inches."""
+    columns = min(len(titles), ROW)
+    rows = -(-len(titles) // ROW)
+    figure = Figure(figsize=(max(COLUMN * columns, 3.3), height * rows + 0.35), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False, sharey=share_y).flat)
+    for axis in axes[len(titles) :]:
+        axis.remove()
+    for axis, title in zip(axes, titles, strict=False):
+        axis.set_title(title, fontweight="bold")
+    return figure, axes[: len(titles)]
 
 
 def _legend(figure: Figure) -> None:
