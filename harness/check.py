@@ -78,7 +78,7 @@ class Subject:
 
     @cached_property
     def expert(self) -> list[Trace]:
-        return self.play(lambda number: lambda env, moment: env.oracle())
+        return self.play(lambda number: lambda env, trace: env.oracle())
 
     @cached_property
     def random(self) -> list[Trace]:
@@ -87,7 +87,7 @@ class Subject:
     @cached_property
     def idle(self) -> list[Trace]:
         """Answers that cannot be read, until the step limit."""
-        return self.play(lambda number: lambda env, moment: env.parse("")[0], limit=3)
+        return self.play(lambda number: lambda env, trace: env.parse("")[0], limit=3)
 
     def play(self, chooser: Callable[[int], Choose], limit: int | None = None) -> list[Trace]:
         with closing(self.make()) as env:
@@ -251,7 +251,7 @@ def oracle(subject: Subject) -> str:
 
 
 def random_below_oracle(subject: Subject) -> str:
-    """random admissible actions solve fewer tasks than the expert"""
+    """random choices solve fewer tasks than the expert"""
     rate, best = solved(subject.random), solved(subject.expert)
     require(rate < best, f"random solves {rate:.1%}, the oracle {best:.1%}")
     return f"{rate:.1%} of {len(subject.random)}"
@@ -290,7 +290,7 @@ def prompts(subject: Subject) -> str:
     count = 0
     with closing(subject.make()) as env:
         for trace in subject.expert[:4]:
-            for view in views(env, trace):
+            for view in views(env, trace[:-1]):
                 for style in STYLES:
                     prompt = env.prompt(view, style)  # Prompt itself refuses a wrong number of placeholders
                     seen = f"{style} prompt of step {view.step}"

@@ -24,17 +24,17 @@ class Moment:
 
 
 Trace = list[Moment]
-Choose = Callable[[AgentEnv, Moment], str]
+Choose = Callable[[AgentEnv, Trace], str]
+"""Names the next action of an episode so far."""
 
 
 def random_chooser(number: int) -> Choose:
-    """Uniform over the admissible actions (the action space's samples where there are none), seeded."""
+    """Uniform over the environment's choices (the action space's samples where there are none), seeded."""
     draw = np.random.default_rng(number)
 
-    def choose(env: AgentEnv, moment: Moment) -> str:
-        admissible = moment.info["admissible"]
-        if admissible:
-            return str(admissible[int(draw.integers(len(admissible)))])
+    def choose(env: AgentEnv, trace: Trace) -> str:
+        if choices := env.choices(views(env, trace)[-1]):
+            return str(choices[int(draw.integers(len(choices)))])
         env.action_space.seed(int(draw.integers(2**31)))
         return str(env.action_space.sample())
 
@@ -57,7 +57,7 @@ def play(env: AgentEnv, task: Task, choose: Choose) -> Trace:
     """One episode, at most as long as the card's step limit."""
     trace = [start(env, task)]
     while not (trace[-1].terminated or trace[-1].truncated) and len(trace) <= env.card.max_steps:
-        trace.append(step(env, choose(env, trace[-1])))
+        trace.append(step(env, choose(env, trace)))
     return trace
 
 
@@ -67,15 +67,16 @@ def solved(traces: Sequence[Trace]) -> float:
 
 
 def views(env: AgentEnv, trace: Trace) -> list[View]:
-    """What the prompts of an episode are made from, with the card's history window."""
+    """What an agent sees at every moment of an episode, with the card's history window."""
     task = env.task_text(trace[0].observation)
     turns: list[Turn] = []
     found = []
-    for number, moment in enumerate(trace[:-1], start=1):
+    for number, moment in enumerate(trace, start=1):
+        if number > 1:
+            turns.append(Turn(number - 1, trace[number - 2].observation["text"], moment.action))
         history = tuple(turns[-env.card.history :]) if env.card.history else ()
         text, images = moment.observation["text"], moment.observation["images"]
         found.append(View(task, number, history, text, images, moment.info["admissible"]))
-        turns.append(Turn(number, text, trace[number].action))
     return found
 
 
