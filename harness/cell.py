@@ -141,7 +141,8 @@ class Session:
     def evaluate_only(self) -> None:
         """Play what is missing of the evaluation panel, and journal every episode as soon as it is over.
 
-        Episodes that the environment or the endpoint broke off are missing.
+        Episodes that the environment or the endpoint broke off are missing. Raises HarnessError where that is all of
+        them: there is nothing to score, and the next run plays them again.
         """
         spec, jobs = self.config.eval, self._eval_jobs()
         self.cell.truncate("evals.jsonl", lambda record: False)
@@ -160,6 +161,8 @@ class Session:
         )
         journaled = self._journaled()
         records = [journaled[_name(job.task, job.attempt)] for job in jobs]
+        if all(record["stop_reason"] in UNCOUNTED for record in records):
+            raise HarnessError(f"not one of {len(records)} episodes could be played; the first: {records[0]['error']}")
         self.cell.rewrite("episodes.jsonl", records)  # in the panel's order, whichever was over first
         self._conclude(0, [{name: record[name] for name in Result.__annotations__} for record in records])
         self.played = {

@@ -16,7 +16,7 @@ from toy_envs import Doors, troubled
 
 from harness import cell as cells
 from harness.config import CellConfig, EnvConfig, EvalConfig
-from harness.contracts import Panel
+from harness.contracts import HarnessError, Panel
 from harness.rollout import Job, rollout
 from harness.store import CellDir
 
@@ -107,6 +107,24 @@ def test_what_crashed_or_changed_is_played_again(
     run_toy(setting, cell.path)
     assert played == [(task.id, attempt) for task in Doors().panel("eval", 2) for attempt in range(2)]
     assert records(cell)[0] == records(run_toy(setting, tmp_path / "whole"))[0]
+
+
+def test_an_evaluation_in_which_everything_crashed_is_an_error_and_is_played_again(
+    tmp_path: Path, played: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panel: Callable[..., Panel] = Doors.panel
+
+    def broken(self: Doors, name: str, size: int | None = None) -> Panel:
+        return Panel(name, tuple(troubled(task, "raise", 1) for task in panel(self, name, size)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Doors, "panel", broken)
+        with pytest.raises(HarnessError, match="not one of 12 episodes could be played; the first: .*door is stuck"):
+            run_toy(config("random"), tmp_path)
+    assert not CellDir(tmp_path).finished
+    played.clear()
+    assert run_toy(config("random"), tmp_path).finished
+    assert len(played) == 12
 
 
 def test_scripted_policies_are_evaluated_without_loading_torch(tmp_path: Path) -> None:
