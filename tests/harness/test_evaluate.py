@@ -119,7 +119,7 @@ def test_an_evaluation_in_which_everything_crashed_is_an_error_and_is_played_aga
 
     with monkeypatch.context() as patch:
         patch.setattr(Doors, "panel", broken)
-        with pytest.raises(HarnessError, match="not one of 12 episodes could be played; the first: .*door is stuck"):
+        with pytest.raises(HarnessError, match=r"not one of 12 episodes could be played; the first: .*door is stuck"):
             run_toy(config("random"), tmp_path)
     assert not CellDir(tmp_path).finished
     played.clear()
