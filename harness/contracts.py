@@ -379,6 +379,12 @@ class FreeText(gymnasium.Space[str]):
         return f"FreeText(examples={self.examples!r})"
 
 
+def observations(side: int = 1) -> gymnasium.Space[Observation]:
+    """The space of texts with any number of square pictures, ``side`` pixels wide."""
+    picture = gymnasium.spaces.Box(0, 255, (side, side, 3), np.uint8)
+    return gymnasium.spaces.Dict(text=FreeText(), images=gymnasium.spaces.Sequence(picture))  # type: ignore[return-value]
+
+
 class AgentEnv(gymnasium.Env[Observation, str]):
     """An environment for language agents: a `gymnasium.Env` whose actions are strings.
 
@@ -394,6 +400,8 @@ class AgentEnv(gymnasium.Env[Observation, str]):
     """
 
     card: EnvCard
+    observation_space = observations()
+    """Environments with pictures set ``observations(side)``; in those of text there never is one."""
     option_names: ClassVar[tuple[str, ...]] = ()
     """Keyword options the constructor accepts (all JSON-able, all with defaults)."""
     phrases: ClassVar[tuple[str, ...]] = ()

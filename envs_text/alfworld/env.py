@@ -8,9 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-from gymnasium import spaces
-
 from envs_text.alfworld import generator, prompts
 from envs_text.alfworld.compare import compare_engines
 from envs_text.alfworld.engine import Engine
@@ -114,8 +111,6 @@ class ALFWorld(AgentEnv):
             parser="tags-1",
             panels=tuple(OFFICIAL_PANELS if self._root else GENERATED_PANELS),
         )
-        picture = spaces.Box(0, 255, (1, 1, 3), np.uint8)  # there never is one
-        self.observation_space = spaces.Dict(text=FreeText(), images=spaces.Sequence(picture))  # type: ignore[assignment]
         self.action_space = FreeText(("look", "inventory"))
 
     # ------------------------------------------------------------------------------------------------ tasks

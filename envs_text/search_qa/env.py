@@ -9,9 +9,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-from gymnasium import spaces
-
 from envs_text.search_qa import encyclopedia, hindsight, prompts
 from envs_text.search_qa.client import Ahead
 from envs_text.search_qa.em import exact_match, normalise
@@ -102,8 +99,6 @@ class SearchQA(AgentEnv):
             parser="search-answer-1",
             panels=("train", "eval", "test") if data else tuple(DEFAULT_SIZES),
         )
-        picture = spaces.Box(0, 255, (1, 1, 3), np.uint8)  # there never is one
-        self.observation_space = spaces.Dict(text=FreeText(), images=spaces.Sequence(picture))  # type: ignore[assignment]
         self.action_space = FreeText(ADMISSIBLE)
 
     # ------------------------------------------------------------------------------------------------ tasks

@@ -8,9 +8,6 @@ from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, ClassVar
 
-import numpy as np
-from gymnasium import spaces
-
 from envs_text.webshop import generator, prompts
 from envs_text.webshop.catalogue import Goal, Shop
 from envs_text.webshop.engine import PREVIOUS, SEARCH_BAR, WINDOW, Visit
@@ -89,8 +86,6 @@ class WebShop(AgentEnv):
             parser=f"tags-1 (fallback {FALLBACK_CHARS})",
             panels=("train", "eval", "test") if data else ("train", "eval", "demo"),
         )
-        picture = spaces.Box(0, 255, (1, 1, 3), np.uint8)  # there never is one
-        self.observation_space = spaces.Dict(text=FreeText(), images=spaces.Sequence(picture))  # type: ignore[assignment]
         self.action_space = FreeText(("search[jacket]", "click[next >]", "click[back to search]"))
 
     # ------------------------------------------------------------------------------------------------ tasks

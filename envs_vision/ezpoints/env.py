@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 
 from envs_vision.ezpoints.drawing import SIDE, draw_table
@@ -36,6 +35,7 @@ from harness.contracts import (
     Task,
     View,
     digest,
+    observations,
     unknown,
 )
 
@@ -88,8 +88,7 @@ class EZPoints(AgentEnv):
         self._state = State((0, 0))
         self._steps = 0
         self.action_space = FreeText(ACTIONS)
-        picture = spaces.Box(0, 255, (SIDE, SIDE, 3), np.uint8)
-        self.observation_space = spaces.Dict(text=FreeText(), images=spaces.Sequence(picture))  # type: ignore[assignment]
+        self.observation_space = observations(SIDE)
         self.card = EnvCard(
             id="EZPoints-v1",
             modality="vision",

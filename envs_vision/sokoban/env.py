@@ -7,8 +7,6 @@ from functools import lru_cache
 from itertools import groupby, islice
 from typing import Any
 
-import numpy as np
-from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 
 from envs_vision.sokoban.drawing import draw_room
@@ -26,6 +24,7 @@ from harness.contracts import (
     Task,
     View,
     digest,
+    observations,
     unknown,
 )
 from harness.parsers import parse_tags, write_tags
@@ -91,8 +90,7 @@ class Sokoban(AgentEnv):
         self._steps = 0
         side = dim * tile
         self.action_space = FreeText((*DIRECTIONS, STILL))
-        picture = spaces.Box(0, 255, (side, side, 3), np.uint8)
-        self.observation_space = spaces.Dict(text=FreeText(), images=spaces.Sequence(picture))  # type: ignore[assignment]
+        self.observation_space = observations(side)
         self.card = EnvCard(
             id="Sokoban-v1",
             modality="vision",

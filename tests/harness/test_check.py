@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
-from gymnasium import spaces
 
 from harness.check import RULES, Subject, apply, check, results_table
 from harness.cli import main
@@ -33,7 +31,6 @@ class Climb(AgentEnv):
     """Reach a floor: the smallest environment that keeps the contract."""
 
     option_names: ClassVar[tuple[str, ...]] = ("floors",)
-    observation_space = spaces.Dict(text=FreeText(), images=spaces.Sequence(spaces.Box(0, 255, (1, 1, 3), np.uint8)))
     action_space = FreeText(("up", "down"))
 
     def __init__(self, floors: int = 6) -> None:
