@@ -2,13 +2,13 @@
 
 import json
 import os
-import random
 import subprocess
 import sys
 from collections import Counter
 
 import pytest
 from gymnasium.utils.env_checker import check_env
+from plays import oracle, play, wander
 
 from envs_text.search_qa import SearchQA, prompts
 from envs_text.search_qa.em import contains_answer, exact_match, normalise
@@ -17,37 +17,8 @@ from envs_text.search_qa.hindsight import follow
 from envs_text.search_qa.questions import ASKED, CHAINS, SETS, SPLITS, generated, read_question
 from envs_text.search_qa.retrieval import Passage
 from harness.check import check
-from harness.contracts import Episode, HarnessError, Response, Step, StopReason, Turn, View
+from harness.contracts import Episode, HarnessError, StopReason, Turn, View
 from harness.skills import insert_skill
-
-
-def play(env, task, choose):
-    """An episode in which ``choose(env, view)`` names the actions; the prompts are compact."""
-    observation, info = env.reset(options={"task": task})
-    episode = Episode(task, 0, env.task_text(observation))
-    turns, over = [], False
-    while not over:
-        view = View(episode.task_text, len(turns) + 1, tuple(turns), observation["text"], (), info["admissible"])
-        action = choose(env, view)
-        response = Response(env.respond(action, env.thought(action)))
-        after, reward, terminated, truncated, info = env.step(action)
-        episode.steps.append(Step(observation, env.prompt(view, "compact"), response, action, info["valid"], reward))
-        turns.append(Turn(view.step, observation["text"], action))
-        observation, over = after, terminated or truncated
-        assert not (terminated and truncated)
-    ended = StopReason.SUCCESS if info["success"] else StopReason.FAILURE
-    episode.stop_reason = ended if terminated else StopReason.MAX_STEPS
-    episode.score = info["score"]
-    return episode
-
-
-def oracle(env, view):
-    return env.oracle()
-
-
-def wander(seed):
-    rng = random.Random(seed)
-    return lambda env, view: rng.choice(env.choices(view))
 
 
 def script(*actions):
