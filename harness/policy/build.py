@@ -203,8 +203,8 @@ def model_card(name: str, policy: LocalPolicy, abilities: dict[str, Ability]) ->
     """The README of a packaged policy."""
     purpose = {
         "able": "The common ancestor of the embedded policies.",
-        "tiny": "The embedded base policy: it reads, copies and follows a skill well and chooses poorly on its own, so "
-        "that there is something to learn. It stands in for an instruct model on a laptop.",
+        "tiny": "The embedded base policy: it follows a good skill far better than it chooses on its own, so that "
+        "there is something to learn. It stands in for an instruct model on a laptop.",
         "tiny-teacher": "The embedded teacher: the same architecture trained far longer on expert demonstrations.",
     }[name]
     rows = "\n".join(
@@ -220,7 +220,8 @@ compact prompts. Trained from scripted demonstrations only; rebuild it with `har
 It knows nothing but these games and must not be used for anything else.
 
 Success over 128 tasks of each eval panel at temperature 1: on ordinary prompts, with the oracle's skill in the prompt,
-with another task's skill; then the share of readable actions, and of own skills that equal the scripted annotator's.
+with another task's skill; then the share of actions that the environment accepts, and of own
+skills that equal the scripted annotator's.
 
 | environment | plain | right skill | wrong skill | valid actions | skills written exactly |
 |---|---|---|---|---|---|
