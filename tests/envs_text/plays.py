@@ -1,6 +1,9 @@
-"""Episodes of text environments, played action by action in tests."""
+"""What tests of text environments share: playing action by action, panels in other processes."""
 
+import os
 import random
+import subprocess
+import sys
 
 from harness.contracts import Episode, Response, Step, StopReason, Turn, View
 
@@ -34,3 +37,13 @@ def wander(seed, skill=0.0):
     """Random choices; with probability ``skill`` the oracle's action instead."""
     rng = random.Random(seed)
     return lambda env, view: env.oracle() if rng.random() < skill else rng.choice(env.choices(view))
+
+
+def outputs_by_hash_seed(code):
+    """The different outputs of a program in two processes with different PYTHONHASHSEEDs."""
+    return {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
