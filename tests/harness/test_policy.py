@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-import json
-
-import numpy as np
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from toy_policies import (
+    GREEDY,
+    SAMPLED,
+    close,
+    picture,
+    requests_for,
+    rows_of,
+    sharpen,
+    toy_text_policy,
+    toy_tokenizer,
+)
 
 from harness.contracts import HarnessError, Prompt
 from harness.policy import score as score_module
 from harness.policy.base import Request, Sampling
 from harness.policy.encode import Role
-from harness.policy.load import check_policy_spec, load_local, load_policy
 from harness.policy.local import LocalPolicy
-from harness.policy.tiny import END, IMAGE, build_tokenizer, new_tiny, tiny_config
-
-TEXTS = [f"put a clean mug in desk {i}. You see a drawer {i}." for i in range(40)]
-SAMPLED = Sampling(temperature=1.0, max_tokens=12)
-GREEDY = Sampling(temperature=0.0, max_tokens=12)
-
-
-def picture(seed: int, size: int = 84) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (size, size, 3), dtype=np.uint8)
-
-
-def sharpen(policy: LocalPolicy) -> LocalPolicy:
-    """Random weights with a wider spread, so that distributions are not nearly uniform."""
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(4.0)
-    return policy
+from harness.policy.tiny import END, IMAGE, new_tiny, tiny_config
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return build_tokenizer(TEXTS, ["Your task: "], vocab_size=400)
+    return toy_tokenizer()
 
 
 @pytest.fixture(scope="module")
@@ -47,44 +36,12 @@ def tiny(tokenizer):
 
 @pytest.fixture(scope="module")
 def text_only(tokenizer):
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer) + 5,  # padded, as published models are
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        eos_token_id=tokenizer.eos_token_id,
-        use_sliding_window=False,
-    )
-    return sharpen(LocalPolicy(Qwen2ForCausalLM(config), tokenizer, None, spec="test"))
+    return toy_text_policy(tokenizer)
 
 
 @pytest.fixture(params=["tiny", "text_only"])
 def policy(request):
     return request.getfixturevalue(request.param)
-
-
-def requests_for(policy: LocalPolicy, count: int) -> list[Request]:
-    """Prompts of many lengths, some equal; with no, one and two pictures where the policy sees."""
-    requests = []
-    for i in range(count):
-        text = "Your task: " + "put a clean mug in desk. " * (i % 4) + f"You see a drawer {i % 5}."
-        images: tuple[np.ndarray, ...] = ()
-        if policy.image_processor is not None:
-            images = tuple(picture(10 * (i % 5) + k, 84 if k == 0 else 56) for k in range(i % 3))
-        text += "".join(f" <image> {k}" for k in range(len(images)))
-        requests.append(Request(Prompt(text, images), key=(7, i, -1)))
-    return requests
-
-
-def rows_of(requests, responses):
-    return [(request.prompt, response.token_ids) for request, response in zip(requests, responses, strict=True)]
-
-
-def close(a, b, tolerance):
-    torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b), atol=tolerance, rtol=0)
 
 
 # ------------------------------------------------------------------------------------------------------ batches
@@ -391,131 +348,3 @@ def test_micro_batches_hold_every_row_within_the_budget(tiny):
         assert len(part) == 1 or len(distinct) * longest <= 400
     assert tiny.plan_micro_batches(rows, 1) != []
     assert tiny.plan_micro_batches([], 400) == []
-
-
-# --------------------------------------------------------------------------------------------------------- files
-
-
-@pytest.mark.parametrize("name", ["tiny", "text_only"])
-def test_a_saved_policy_is_the_same_policy(name, request, tmp_path):
-    policy = request.getfixturevalue(name)
-    policy.save(tmp_path / "model")
-    policy.save(tmp_path / "model")  # replaces what is there
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    loaded = load_local(str(tmp_path / "model"))
-    assert loaded.fingerprint == policy.fingerprint
-    assert loaded.prompt_style == policy.prompt_style
-    requests = requests_for(policy, 8)
-    responses = policy.generate(requests, SAMPLED)
-    assert loaded.generate(requests, SAMPLED) == responses
-    rows = rows_of(requests, responses)
-    with torch.no_grad():
-        assert torch.equal(loaded.score(rows).logprobs, policy.score(rows).logprobs)
-
-
-def test_clones_are_frozen_and_independent(tokenizer):
-    policy = new_tiny(tokenizer, seed=0)
-    clone = policy.clone()
-    assert clone.fingerprint == policy.fingerprint
-    assert not any(parameter.requires_grad for parameter in clone.model.parameters())
-    with torch.no_grad():
-        policy.model.get_input_embeddings().weight += 0.1
-    assert clone.fingerprint != policy.fingerprint
-    clone.copy_weights_from(policy)
-    assert clone.fingerprint == policy.fingerprint
-
-
-def test_one_seed_is_one_policy(tokenizer):
-    state = torch.get_rng_state()
-    assert new_tiny(tokenizer, seed=3).fingerprint == new_tiny(tokenizer, seed=3).fingerprint
-    assert new_tiny(tokenizer, seed=3).fingerprint != new_tiny(tokenizer, seed=4).fingerprint
-    assert torch.equal(state, torch.get_rng_state())
-
-
-def damage(directory, name, content):
-    if content is None:
-        (directory / name).unlink()
-    elif isinstance(content, bytes):
-        (directory / name).write_bytes(content)
-    else:
-        values = json.loads((directory / name).read_text())
-        content(values)
-        (directory / name).write_text(json.dumps(values))
-
-
-def wider(config):
-    config["text_config"]["hidden_size"] = 32
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("config.json", None, "config.json is missing"),
-        ("config.json", b"{", "is damaged"),
-        ("model.safetensors", None, "model.safetensors is missing"),
-        ("model.safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00{}", "header is cut off"),
-        ("model.safetensors", b"\x02\x00\x00\x00\x00\x00\x00\x00[]", "header cannot be read"),
-        ("preprocessor_config.json", None, "preprocessor_config.json is missing"),
-    ],
-)
-def test_broken_directories_are_named_before_a_model_loads(tiny, tmp_path, name, content, message):
-    tiny.save(tmp_path / "model")
-    damage(tmp_path / "model", name, content)
-    for load in (check_policy_spec, load_local):
-        with pytest.raises(HarnessError, match=message) as caught:
-            load(str(tmp_path / "model"))
-        assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("name", "content"), [("config.json", wider), ("tokenizer.json", b"{}")])
-def test_directories_that_do_not_fit_together_are_refused(tiny, tmp_path, name, content):
-    tiny.save(tmp_path / "model")
-    damage(tmp_path / "model", name, content)
-    with pytest.raises(HarnessError) as caught:
-        load_local(str(tmp_path / "model"))
-    assert "\n" not in str(caught.value)
-
-
-def test_truncated_weights_are_refused(tiny, tmp_path):
-    tiny.save(tmp_path / "model")
-    weights = tmp_path / "model" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(HarnessError, match="bytes instead of"):
-        check_policy_spec(str(tmp_path / "model"))
-
-
-def test_specs(tiny, tmp_path):
-    for spec, message in [
-        ("rnadom", "did you mean 'random'"),
-        ("nobody/no-such-model", "neither a directory nor available from the hub"),
-        (str(tmp_path / "none"), "no policy directory"),
-        (str(tmp_path), "config.json is missing"),
-    ]:
-        with pytest.raises(HarnessError, match=message) as caught:
-            check_policy_spec(spec)
-        assert "\n" not in str(caught.value)
-    for update in (5, 10):
-        tiny.save(tmp_path / "cell" / "checkpoints" / str(update) / "policy")
-    assert check_policy_spec(str(tmp_path / "cell")) == check_policy_spec(
-        str(tmp_path / "cell" / "checkpoints" / "10" / "policy")
-    )
-    with pytest.raises(HarnessError, match="device 'cuda:7'"):
-        load_local(str(tmp_path / "cell"), device="cuda:7")
-    with pytest.raises(HarnessError, match="did you mean 'bfloat16'"):
-        load_local(str(tmp_path / "cell"), dtype="bfloat61")
-
-
-# ------------------------------------------------------------------------------------------------------ scripted
-
-
-def test_scripted_policies():
-    env = pytest.importorskip("envs_vision.ezpoints").EZPoints()
-    random, oracle = load_policy("random", env), load_policy("oracle", env)
-    requests = [Request(Prompt(""), (0, i), ("1", "+", "="), expert="=") for i in range(300)]
-    actions = [env.parse(response.text) for response in random.generate(requests, SAMPLED)]
-    assert all(valid for _, valid in actions)
-    assert all(60 < [action for action, _ in actions].count(name) < 140 for name in ("1", "+", "="))
-    assert random.generate(requests[5:6], SAMPLED) == random.generate(requests, SAMPLED)[5:6]
-    assert {env.parse(response.text) for response in oracle.generate(requests, SAMPLED)} == {("=", True)}
-    assert oracle.needs_expert
-    assert not random.needs_expert
