@@ -1,5 +1,5 @@
-"""GRPO: group-relative policy gradient with a KL term to the start, nothing else."""
+"""GRPO: group-relative policy gradient with a KL term to the start, nothing else. Every field has its default."""
 
-from harness.methods import Advantage, Method
+from harness.methods import Method
 
-METHOD = Method(name="grpo", summary="group-relative policy gradient", advantage=Advantage())
+METHOD = Method(name="grpo", summary="group-relative policy gradient")

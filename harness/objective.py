@@ -28,6 +28,9 @@ _HIGHEST_LOG_RATIO = 60.0
 """exp stays finite in float32. Beyond it every use below is clipped anyway, so values and gradients are exact, where
 an uncapped exp would overflow and turn the zero gradient of the clipped branch into NaN."""
 
+_HIGHEST_K3_EXPONENT, _HIGHEST_IMPORTANCE = 20.0, 10.0
+"""Skill-SD's own caps on its two exponents."""
+
 _LOWEST_LOGP = -100.0
 """Stands for log 0 where a log-prob is multiplied by its probability."""
 
@@ -114,20 +117,41 @@ def entropy(logits: Tensor) -> Tensor:
     return -(logp.exp() * logp.clamp(min=_LOWEST_LOGP)).sum(dim=-1)
 
 
+def gate(logp: Tensor, logp_teacher: Tensor, beta: float, centred: bool = False) -> Tensor:
+    """g = sigmoid(beta D) with D = sg(l_s - l), in (0, 1); no gradient passes.
+
+    ``centred`` gives 2g - 1 instead, which is zero where the teacher makes no difference and negative where it lowers
+    the token's probability. ``beta`` 0 is a constant gate: exactly 1/2, and exactly 0 if centred.
+    """
+    open_share = torch.sigmoid(beta * (logp_teacher - logp).detach())
+    return 2 * open_share - 1 if centred else open_share
+
+
 def gated_nll(logp: Tensor, logp_skill: Tensor, beta: float = 5.0, centred: bool = False) -> tuple[Tensor, Stats]:
     """SEED's distillation: negative log-likelihood of the own samples, weighted by what the skill thinks of them.
 
-    D = sg(l_s - l), g = sigmoid(beta D), loss = g (sg(l_s) - l), so the gradient is -g grad l. ``centred`` replaces g
-    by 2g - 1, which is zero where the skill makes no difference and negative where it lowers the token's probability.
-    The value may be negative; only the gradient matters.
+    loss = g (sg(l_s) - l) with g = ``gate``, so the gradient is -g grad l. The value may be negative; only the
+    gradient matters.
 
-    Statistics: ``gate`` = g, ``gate_open`` (1 where g > 1/2) and ``gap`` = D.
+    Statistics: ``gate`` = g, never centred, ``gate_open`` (1 where g > 1/2) and ``gap`` = D = l_s - l.
     """
-    gap = (logp_skill - logp).detach()
-    gate = torch.sigmoid(beta * gap)
-    weight = 2 * gate - 1 if centred else gate
-    stats = {"gate": gate, "gate_open": (gate > 0.5).to(gate.dtype), "gap": gap}
+    weight, g = gate(logp, logp_skill, beta, centred), gate(logp, logp_skill, beta)
+    stats = {"gate": g, "gate_open": (g > 0.5).to(g.dtype), "gap": (logp_skill - logp).detach()}
     return weight * (logp_skill.detach() - logp), stats
+
+
+def importance_k3(logp: Tensor, logp_old: Tensor, logp_teacher: Tensor) -> tuple[Tensor, Stats]:
+    """Skill-SD's distillation: k3 estimate of KL(policy || teacher), weighted by the importance ratio.
+
+    loss = rho (exp(d) - d - 1) with d = sg(l_s) - l and rho = exp(l - l_old); the gradient passes through both. As in
+    the released code, d is capped at 20 and l - l_old at 10 inside exp only: unlike ``kl_k3`` the value is not.
+
+    Statistics: ``gap`` = d and ``importance`` = rho.
+    """
+    d = logp_teacher.detach() - logp
+    ratio = (logp - logp_old).clamp(max=_HIGHEST_IMPORTANCE).exp()
+    k3 = d.clamp(max=_HIGHEST_K3_EXPONENT).exp() - d - 1
+    return ratio * k3, {"gap": d.detach(), "importance": ratio.detach()}
 
 
 def reverse_kl_sampled(
@@ -171,58 +195,141 @@ class Advantages(NamedTuple):
     degenerate: float
 
 
-def advantages(rewards: Tensor, groups: Tensor, episodes: Tensor, penalties: Tensor, options: Advantage) -> Advantages:
+def advantages(
+    rewards: Tensor,
+    groups: Tensor,
+    episodes: Tensor,
+    penalties: Tensor,
+    options: Advantage,
+    *,
+    states: Tensor | None = None,
+    step_rewards: Tensor | None = None,
+) -> Advantages:
     """Group-relative advantages of step rows.
 
-    A row's score is its episode's reward minus the row's penalty (for an invalid action). Its advantage is score -
-    mean, over std + 1e-6 if asked for, with mean and std of the group's episode rewards (``statistics="trajectory"``,
-    the paper) or of all its row scores (``"step"``, the released code, in which long episodes weigh more). A group
-    with one entry has mean 0 and std 1, as in the released code.
+    A row's score is its episode's reward minus the row's penalty (for an invalid action). ``options.estimator``:
 
-    A group whose episodes all have one reward is degenerate, whatever the penalties of its rows: ``"drop"`` clears
-    ``kept`` and the value of its rows. Where such a group is kept under ``"trajectory"``, its std counts as 1: the
-    reward tells nothing, and dividing a penalty of 0.1 by 1e-6 would end the run.
+    - ``"group"`` (GRPO): score - mean, over std + 1e-6 if asked for, with mean and std of the group's episode rewards
+      (``statistics="trajectory"``, the paper) or of all its row scores (``"step"``, the released code, in which long
+      episodes weigh more). A group with one entry has mean 0 and std 1, as in the released code.
+    - ``"leave_one_out"`` (RLOO): (score - mean) n / (n - 1) with the n entries of the same statistics, which for a row
+      without penalty is its reward minus the mean of the others.
+    - ``"gigpo"``: the group's, plus ``step_weight`` times that of the row's step: its return (the rewards from it to
+      the episode's end, discounted by ``gamma``) minus its penalty, relative to the rows of its group that were taken
+      from the same state. A state visited once gives 0.
+
+    A pool of outcomes (the episode rewards of a group; the returns from one state) that are all one is degenerate,
+    whatever the penalties of its rows. ``"drop"`` gives a degenerate pool's part the value 0 and clears ``kept`` of
+    the rows that no part speaks about. So GiGPO still learns from a group in which every episode succeeds where one
+    of them took a detour from a shared state, but not from one in which every episode fails. Where a degenerate pool
+    is kept under ``"trajectory"``, its std counts as 1: the outcomes tell nothing, and dividing a penalty of 0.1 by
+    1e-6 would end the run.
 
     Args:
         rewards: Reward of each episode, ``[episodes]``.
         groups: Group of each episode, ``[episodes]``, any integers.
-        episodes: Index into ``rewards`` of each row's episode, ``[rows]``.
+        episodes: Index into ``rewards`` of each row's episode, ``[rows]``; for GiGPO the rows of an episode follow one
+            another in the order of its steps.
         penalties: What each row's score is lowered by, ``[rows]``, zero for valid actions.
-        options: Statistics, division, kind of std, fate of degenerate groups.
+        options: Estimator, statistics, division, kind of std, fate of degenerate groups.
+        states: State in which each row's step was taken, ``[rows]``, any integers, equal for equal states of a group.
+        step_rewards: Reward that each row's step brought, ``[rows]``.
+
+    Raises:
+        ValueError: GiGPO without ``states`` or ``step_rewards``.
     """
-    rewards = rewards.to(torch.float64)
+    rewards, penalties = rewards.to(torch.float64), penalties.to(torch.float64)
     _, group = torch.unique(groups, return_inverse=True)
-    count = int(group.max()) + 1 if group.numel() else 0
-    scores = rewards[episodes] - penalties.to(torch.float64)
     row_group = group[episodes]
+    scores = rewards[episodes] - penalties
+    degenerate = _one_outcome(rewards, group)
 
-    bounds = rewards.new_zeros(count)
-    highest = bounds.scatter_reduce(0, group, rewards, "amax", include_self=False)
-    lowest = bounds.scatter_reduce(0, group, rewards, "amin", include_self=False)
-    degenerate = highest - lowest <= _SAME_REWARD
+    by_episode = options.statistics == "trajectory"
+    moments = _moments(rewards, group, options) if by_episode else _moments(scores, row_group, options)
+    alone = moments.size <= 1
+    moments = moments._replace(mean=torch.where(alone, 0.0, moments.mean))
+    values, kept = _relative(scores, row_group, moments, degenerate, options)
+    if options.estimator == "leave_one_out":
+        values = values * torch.where(alone, 1.0, moments.size / (moments.size - 1))[row_group]
 
-    sample = options.std == "sample"
-    if options.statistics == "trajectory":
-        mean, std = _moments(rewards, group, count, sample)
-        std = torch.where(degenerate, 1.0, std)
-    else:
-        mean, std = _moments(scores, row_group, count, sample)
-    values = scores - mean[row_group]
+    if options.estimator == "gigpo":
+        if states is None or step_rewards is None:
+            raise ValueError("GiGPO needs the state and the reward of every step")
+        returns = _returns(step_rewards.to(torch.float64), episodes, options.gamma)
+        _, state = torch.unique(torch.stack([row_group, states]), dim=1, return_inverse=True)
+        scores = returns - penalties
+        step, step_kept = _relative(
+            scores, state, _moments(scores, state, options), _one_outcome(returns, state), options
+        )
+        values = values + options.step_weight * step
+        kept = kept | step_kept & (options.step_weight > 0)
+    return Advantages(values, kept, float(degenerate.double().mean()) if len(degenerate) else 0.0)
+
+
+class _Moments(NamedTuple):
+    """Number of entries, mean and std of each pool; a pool with one entry has std 1."""
+
+    size: Tensor
+    mean: Tensor
+    std: Tensor
+
+
+def _moments(values: Tensor, pool: Tensor, options: Advantage) -> _Moments:
+    zeros = values.new_zeros(int(pool.max()) + 1 if pool.numel() else 0)
+    size = zeros.index_add(0, pool, torch.ones_like(values))
+    mean = zeros.index_add(0, pool, values) / size.clamp(min=1)
+    squares = zeros.index_add(0, pool, (values - mean[pool]) ** 2)
+    std = (squares / (size - int(options.std == "sample")).clamp(min=1)).sqrt()
+    return _Moments(size, mean, torch.where(size > 1, std, 1.0))
+
+
+def _one_outcome(outcomes: Tensor, pool: Tensor) -> Tensor:
+    """Whether the outcomes of each pool are all one."""
+    zeros = outcomes.new_zeros(int(pool.max()) + 1 if pool.numel() else 0)
+    highest = zeros.scatter_reduce(0, pool, outcomes, "amax", include_self=False)
+    lowest = zeros.scatter_reduce(0, pool, outcomes, "amin", include_self=False)
+    return highest - lowest <= _SAME_REWARD
+
+
+def _relative(
+    scores: Tensor, pool: Tensor, moments: _Moments, degenerate: Tensor, options: Advantage
+) -> tuple[Tensor, Tensor]:
+    """Scores relative to their pool, and which rows the pool's outcomes speak about (all of them under "keep")."""
+    values = scores - moments.mean[pool]
     if options.divide_by_std:
-        values = values / (std[row_group] + EPS)
-
-    kept = torch.ones_like(row_group, dtype=torch.bool)
-    if options.degenerate == "drop":
-        kept = ~degenerate[row_group]
-        values = torch.where(kept, values, 0.0)
-    return Advantages(values, kept, float(degenerate.double().mean()) if count else 0.0)
+        calm = degenerate if options.statistics == "trajectory" else torch.zeros_like(degenerate)
+        values = values / (torch.where(calm, 1.0, moments.std)[pool] + EPS)
+    kept = ~degenerate[pool] if options.degenerate == "drop" else torch.ones_like(pool, dtype=torch.bool)
+    return torch.where(kept, values, 0.0), kept
 
 
-def _moments(values: Tensor, group: Tensor, count: int, sample: bool) -> tuple[Tensor, Tensor]:
-    """Mean and std of each group, ``[count]`` each; 0 and 1 for groups with one entry."""
-    zeros = values.new_zeros(count)
-    size = zeros.index_add(0, group, torch.ones_like(values))
-    mean = zeros.index_add(0, group, values) / size.clamp(min=1)
-    squares = zeros.index_add(0, group, (values - mean[group]) ** 2)
-    std = (squares / (size - int(sample)).clamp(min=1)).sqrt()
-    return torch.where(size > 1, mean, 0.0), torch.where(size > 1, std, 1.0)
+def _returns(step_rewards: Tensor, episodes: Tensor, gamma: float) -> Tensor:
+    """Discounted sum of the rewards from each row to the end of its episode, ``[rows]``."""
+    returns = step_rewards.tolist()
+    numbers = episodes.tolist()
+    for row in reversed(range(len(returns) - 1)):
+        if numbers[row] == numbers[row + 1]:
+            returns[row] += gamma * returns[row + 1]
+    return torch.tensor(returns, dtype=step_rewards.dtype, device=step_rewards.device)
+
+
+def reweighted_advantage(
+    advantage: Tensor, logp_old: Tensor, logp_teacher: Tensor, share: float, clip: float
+) -> tuple[Tensor, Stats]:
+    """RLSD: the teacher scales each token's advantage and never turns its sign.
+
+    A ((1 - lambda) + lambda clamp(exp(sign(A) D), 1 - clip, 1 + clip)) with D = l_s - l_old; lambda is ``share``. Where
+    ``share`` is 0 the result equals ``advantage`` exactly. ``advantage`` may have any shape that broadcasts to the
+    tokens'; no gradient passes.
+
+    Statistics: ``gap`` = D and ``scale``, what each advantage was multiplied by.
+    """
+    gap = (logp_teacher - logp_old).detach()
+    evidence = (torch.sign(advantage) * gap).clamp(max=_HIGHEST_LOG_RATIO).exp().clamp(1 - clip, 1 + clip)
+    scale = (1 - share) + share * evidence
+    return (advantage * scale).detach(), {"gap": gap, "scale": scale.detach()}
+
+
+def decayed(coefficient: float, decay_updates: int, number: int) -> float:
+    """Coefficient at update ``number`` (the first is 1): falls linearly to 0 over ``decay_updates``; 0: it stays."""
+    return coefficient * max(0.0, 1 - (number - 1) / decay_updates) if decay_updates else coefficient
