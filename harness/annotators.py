@@ -35,15 +35,22 @@ def annotate(
     Raises:
         HarnessError: Bad ``annotator``, client not installed, key or model refused, or the endpoint is gone.
     """
+    check_annotator(annotator)
     if annotator == SCRIPTED:
         return [_scripted(env, episode, update) for episode in episodes]
-    model, _ = parse_endpoint(annotator, f"annotator (other than {SCRIPTED!r})")
+    model, _ = parse_endpoint(annotator)
     requests = [
         Request(render_analysis(episode, style, len(episode.steps), env.brief), (update, number))
         for number, episode in enumerate(episodes)
     ]
     answers = ApiPolicy(f"{PREFIX}{annotator}", calls).generate(requests, Sampling(0.0, max_tokens))
     return [read_skill(answer.text, model, update) for answer in answers]
+
+
+def check_annotator(annotator: str) -> None:
+    """Raise HarnessError for what is neither ``scripted`` nor the address of an endpoint."""
+    if annotator != SCRIPTED:
+        parse_endpoint(annotator, f"annotator (other than {SCRIPTED!r})")
 
 
 def _scripted(env: AgentEnv, episode: Episode, update: int) -> Skill:

@@ -8,7 +8,6 @@ continues from the episodes it has journaled. ``harness.training`` adds the trai
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,22 +26,25 @@ from harness.contracts import (
     Ledger,
     Panel,
     ProtocolCard,
+    Skill,
     Task,
     Turn,
     View,
     digest,
 )
+from harness.library import Library, load_library
 from harness.policy.api import USUAL, Calls
 from harness.policy.base import Policy, Sampling
 from harness.policy.load import load_policy
 from harness.pool import EnvPool
 from harness.progress import Progress
 from harness.provenance import provenance
+from harness.records import PICTURES, trace
 from harness.registry import env_class, make_env
 from harness.rollout import Job, Rules, rollout
 from harness.store import CellDir, Record
 
-TRAIN, EVAL, STAGE1, SHUFFLE = range(4)
+TRAIN, EVAL, STAGE1, SHUFFLE, IMITATION, REHEARSAL = range(6)
 """Phases, as they enter the keys of all randomness."""
 
 
@@ -64,7 +66,7 @@ def run_cell(
         cell.write_json("config.json", config.model_dump(mode="json"))
         session = Session.open(config, cell, report, workers, calls)
         try:
-            if config.method is not None:
+            if config.method is not None and config.method.trains:
                 from harness.training import train  # torch loads only where there is something to train
 
                 train(session, config.method)
@@ -87,6 +89,7 @@ class Session:
     pool: EnvPool
     policy: Policy
     panel: Panel
+    library: Library | None = None
     ledger: Ledger = field(default_factory=Ledger)
     success: float | None = None
     """Success rate of the latest evaluation."""
@@ -109,7 +112,8 @@ class Session:
         panel = env.panel(config.eval.panel, config.eval.panel_size)
         policy = load_policy(config.policy, env, calls=calls)
         pool = EnvPool(config.env.id, options, workers=workers, want_expert=policy.needs_expert)
-        return cls(config, cell, report, env, pool, policy, panel)
+        library = load_library(config.library) if config.library else None
+        return cls(config, cell, report, env, pool, policy, panel, library)
 
     def rules(self, temperature: float) -> Rules:
         """The rules of an episode: the cell's where it states one, else the environment card's."""
@@ -131,12 +135,26 @@ class Session:
         clock = time.perf_counter()
         return lambda done, tokens: self.tell(phase, before + done, total, tokens / (time.perf_counter() - clock))
 
-    def evaluate(self, update: int) -> None:
-        """Play the evaluation panel and journal it."""
+    @property
+    def contexts(self) -> tuple[str, ...]:
+        """What the prompts of evaluations hold: each entry is an evaluation of its own."""
+        return self.config.method.evaluation if self.config.method else ("plain",)
+
+    def skill(self, context: str, task: Task) -> str:
+        """What the step prompts of a task hold under a method's ``rollout`` or ``evaluation``; empty for ``plain``."""
+        if context == "plain":
+            return ""
+        if self.library is None:
+            raise ValueError("a method whose prompts hold skills needs a library")
+        return self.library.skill_for(task)
+
+    def evaluate(self, update: int, last: bool) -> None:
+        """Play the evaluation panel and journal it, with prompts and pictures where it is the last time."""
         spec = self.config.eval
-        episodes = self.play("eval", self._eval_jobs(), spec.temperature, spec.batch)
-        self._conclude(update, [result(episode) for episode in episodes])
-        self.journal("eval", update, episodes)
+        for context in self.contexts:
+            episodes = self.play("eval", self._eval_jobs(context), spec.temperature, spec.batch)
+            self._conclude(update, context, [result(episode) for episode in episodes])
+            self.journal("eval", update, episodes, context, detailed=len(episodes) if last else 0)
 
     def evaluate_only(self) -> None:
         """Play what is missing of the evaluation panel, and journal every episode as soon as it is over.
@@ -144,7 +162,8 @@ class Session:
         Episodes that the environment or the endpoint broke off are missing. Raises HarnessError where that is all of
         them: there is nothing to score, and the next run plays them again.
         """
-        spec, jobs = self.config.eval, self._eval_jobs()
+        spec, (context,) = self.config.eval, self.contexts
+        jobs = self._eval_jobs(context)
         self.cell.truncate("evals.jsonl", lambda record: False)
         self.cell.truncate("episodes.jsonl", lambda record: record["stop_reason"] not in UNCOUNTED)
         before = self._journaled()
@@ -157,14 +176,14 @@ class Session:
             self.rules(spec.temperature),
             spec.batch,
             self._teller("eval", len(jobs) - len(missing), len(jobs)),
-            on_end=lambda episode: self.journal("eval", 0, [episode]),
+            on_end=lambda episode: self.journal("eval", 0, [episode], context, detailed=1),
         )
         journaled = self._journaled()
         records = [journaled[_name(job.task, job.attempt)] for job in jobs]
         if all(record["stop_reason"] in UNCOUNTED for record in records):
             raise HarnessError(f"not one of {len(records)} episodes could be played; the first: {records[0]['error']}")
         self.cell.rewrite("episodes.jsonl", records)  # in the panel's order, whichever was over first
-        self._conclude(0, [{name: record[name] for name in Result.__annotations__} for record in records])
+        self._conclude(0, context, [{name: record[name] for name in Result.__annotations__} for record in records])
         self.played = {
             "episodes": len(records),
             "env_steps": sum(record["steps"] for record in records),
@@ -172,10 +191,10 @@ class Session:
             "sampled_tokens": sum(record["sampled_tokens"] for record in records),
         }
 
-    def _eval_jobs(self) -> list[Job]:
+    def _eval_jobs(self, context: str) -> list[Job]:
         """The keys do not contain the update: every checkpoint is measured with the same random numbers."""
         return [
-            Job(task, attempt, (self.config.seed, EVAL, number, attempt))
+            Job(task, attempt, (self.config.seed, EVAL, number, attempt), self.skill(context, task))
             for number, task in enumerate(self.panel)
             for attempt in range(self.config.eval.episodes_per_task)
         ]
@@ -184,13 +203,14 @@ class Session:
         records = self.cell.records("episodes.jsonl")
         return {(record["task"], record["fingerprint"], record["attempt"]): record for record in records}
 
-    def _conclude(self, update: int, results: Sequence[Mapping[str, Any]]) -> None:
+    def _conclude(self, update: int, context: str, results: Sequence[Mapping[str, Any]]) -> None:
         """Append the outcome of an evaluation to ``evals.jsonl``."""
         self.success = share(result["success"] for result in results if result["stop_reason"] not in UNCOUNTED)
         self.cell.append(
             "evals.jsonl",
             {
                 "update": update,
+                "skills": context,
                 "ledger": self.ledger.as_dict(),
                 "protocol": dataclasses.asdict(self.protocol()),
                 "results": results,
@@ -220,23 +240,45 @@ class Session:
             data=card.data,
         )
 
-    def journal(self, phase: str, update: int, episodes: Sequence[Episode]) -> None:
-        """Append whole episodes; steps as one JSON string each, so that the parquet file stays flat."""
+    def journal(
+        self, phase: str, update: int, episodes: Sequence[Episode], context: str = "plain", detailed: int = 0
+    ) -> None:
+        """Append whole episodes, the first ``detailed`` of them with prompts and pictures (:mod:`harness.records`)."""
+        pictures = self.cell.path / PICTURES
         self.cell.append(
             "episodes.jsonl",
             *(
                 {
                     "phase": phase,
                     "update": update,
+                    "skills": context,
+                    "detail": number < detailed,
                     **result(e),
                     "fingerprint": e.task.fingerprint,
                     "task_text": e.task_text,
                     "prompt_tokens": sum(step.response.usage[0] for step in e.steps),
                     "sampled_tokens": sum(step.response.tokens for step in e.steps),
                     "error": e.error,
-                    "trace": trace(e),
+                    "trace": trace(e, pictures if number < detailed else None),
                 }
-                for e in episodes
+                for number, e in enumerate(episodes)
+            ),
+        )
+
+    def journal_skills(self, update: int, episodes: Sequence[Episode], skills: Sequence[Skill]) -> None:
+        """Append skills, one about each episode, with what became of it."""
+        self.cell.append(
+            "skills.jsonl",
+            *(
+                {
+                    **dataclasses.asdict(skill),
+                    "update": update,
+                    "task": episode.task.id,
+                    "attempt": episode.attempt,
+                    "success": episode.success,
+                    "usable": skill.usable,
+                }
+                for episode, skill in zip(episodes, skills, strict=True)
             ),
         )
 
@@ -259,6 +301,7 @@ class Session:
                     "fingerprint": self.config.policy_fingerprint,
                     "parameters": self.policy.parameters,
                 },
+                "library": self.config.library_fingerprint or None,
                 "warnings": self.warnings,
                 "started": self.started,
                 "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -313,23 +356,6 @@ def result(episode: Episode) -> Result:
 def _name(task: Task, attempt: int) -> tuple[str, str, int]:
     """What an episode is known by: where a task of this id has become another problem, it is another episode."""
     return task.id, task.fingerprint, attempt
-
-
-def trace(episode: Episode) -> str:
-    """The steps as JSON: observation text, response, action, validity, reward."""
-    return json.dumps(
-        [
-            {
-                "observation": step.observation["text"],
-                "response": step.response.text,
-                "action": step.action,
-                "valid": step.valid,
-                "reward": step.reward,
-            }
-            for step in episode.steps
-        ],
-        ensure_ascii=False,
-    )
 
 
 def success_rate(episodes: Sequence[Episode]) -> float:

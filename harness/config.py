@@ -53,6 +53,11 @@ class TrainConfig(Frozen):
     )
     gradient_checkpointing: bool = False
     checkpoint_every: int = Field(10, ge=1, description="updates between checkpoints; the last one is always written")
+    detail: int = Field(
+        1,
+        ge=0,
+        description="tasks per update whose episodes are kept with prompts, pictures and the credit of each token",
+    )
 
 
 class Stage1Config(Frozen):
@@ -67,11 +72,26 @@ class Stage1Config(Frozen):
     learning_rate: float = Field(5e-6, gt=0)
 
 
+class ImitationConfig(Frozen):
+    """SFT on a teacher's episodes: the external teacher plays training tasks, its answers are what is trained on."""
+
+    tasks: int = Field(180, ge=1)
+    attempts: int = Field(8, ge=1, description="episodes per task")
+    temperature: float = Field(1.0, gt=0)
+    episodes: Literal["all", "successes"] = Field("successes", description="which episodes are imitated")
+    epochs: int = Field(3, ge=1)
+    batch: int = Field(8, ge=1, description="answers per optimizer step")
+    learning_rate: float = Field(5e-6, gt=0)
+
+
 class AnalysisConfig(Frozen):
     """Decoding of the policy's own analyses: greedy, cut at ``max_tokens``; longer prompts lose their oldest steps."""
 
     max_tokens: int = Field(4096, ge=1)
     max_prompt_tokens: int = Field(16384, ge=16)
+    annotator: str = Field(
+        "", description="who writes for teacher.analyzer external: scripted, or MODEL@BASE_URL of an endpoint"
+    )
 
 
 class EvalConfig(Frozen):
@@ -96,9 +116,12 @@ class CellConfig(Frozen):
     method: Method | None = None
     teacher: str = Field("", description="external teacher, for methods that need one")
     teacher_fingerprint: str = ""
+    library: str = Field("", description="skill library, for methods that need one: packaged name or JSON file")
+    library_fingerprint: str = ""
     seed: int = 0
     train: TrainConfig | None = None
     stage1: Stage1Config | None = None
+    imitation: ImitationConfig | None = None
     analysis: AnalysisConfig | None = None
     eval: EvalConfig = EvalConfig()
 
@@ -119,6 +142,7 @@ class EnvPlan(Frozen):
     env: EnvConfig
     train: dict[str, Any] = Field(default_factory=dict)
     stage1: dict[str, Any] = Field(default_factory=dict)
+    imitation: dict[str, Any] = Field(default_factory=dict)
     analysis: dict[str, Any] = Field(default_factory=dict)
     eval: dict[str, Any] = Field(default_factory=dict)
     methods: dict[str, dict[str, Any]] = Field(
@@ -133,7 +157,12 @@ class Recipe(Frozen):
     summary: str = ""
     policy: str = "tiny"
     teacher: str = "tiny-teacher"
+    library: str = Field("tiny", description="skill library: packaged name (harness skills list) or JSON file")
     methods: list[str]
+    variants: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="methods of this recipe: name to {of: a method, and what differs from it}",
+    )
     baselines: list[str] = Field(
         default_factory=list, description="policies evaluated without training: random, oracle, ..."
     )
@@ -141,5 +170,6 @@ class Recipe(Frozen):
     envs: list[EnvPlan]
     train: TrainConfig = TrainConfig()
     stage1: Stage1Config = Stage1Config()
+    imitation: ImitationConfig = ImitationConfig()
     analysis: AnalysisConfig = AnalysisConfig()
     eval: EvalConfig = EvalConfig()

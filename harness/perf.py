@@ -32,12 +32,13 @@ from harness.contracts import HarnessError, Prompt
 from harness.naive import NaivePolicy, full_logits_scores
 from harness.policy.load import load_local, model_directory
 from harness.policy.tiny import new_tiny, tiny_config
+from harness.preparation import local
 from harness.recipes import expand, load_recipe
 from harness.registry import ENVS, make_env, registered
 from harness.rollout import Job
 from harness.store import cell_dir
 from harness.trainer import Trainer
-from harness.training import Training, local
+from harness.training import Training
 
 RECIPE = "quick"
 REPEATS = 3

@@ -7,37 +7,42 @@ out of its configuration, so that it does not enter the cell's hash either.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
+from harness.annotators import SCRIPTED, check_annotator
 from harness.config import (
     AnalysisConfig,
     CellConfig,
     EnvConfig,
     EnvPlan,
     EvalConfig,
+    ImitationConfig,
     Recipe,
     Stage1Config,
     TrainConfig,
 )
-from harness.contracts import HarnessError, unknown
+from harness.contracts import AgentEnv, HarnessError, unknown
+from harness.library import fingerprint_of, load_library
 from harness.methods import Method, get_method
-from harness.registry import make_env
+from harness.registry import METHODS, env_class, make_env, registered
+from harness.validation import validate
 
-SECTIONS = ("train", "stage1", "analysis", "eval")
-"""Settings that a recipe shares between its cells and that environments and methods may override."""
+SECTIONS = ("train", "stage1", "imitation", "analysis", "eval")
+"""Settings that a recipe shares between its cells and that environments, variants and methods may override."""
 
-AXES = ("advantage", "teacher", "signal")
+AXES = ("start", "rollout", "evaluation", "advantage", "teacher", "signal", "rehearsal")
 """Parts of a method that a recipe may override."""
 
-Model = TypeVar("Model", bound=BaseModel)
+VARIANT = ("of", "summary", *AXES, *SECTIONS)
+"""What a recipe may say about a method of its own."""
 
 # ------------------------------------------------------------------------------------------------- loading
 
@@ -136,91 +141,137 @@ def deep_merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str,
     return merged
 
 
-def validate(model: type[Model], data: Any, where: str) -> Model:
-    """Build a pydantic model; its first complaint becomes one line that names the place and the nearest valid name."""
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = [str(part) for part in first["loc"]]
-        if first["type"] == "extra_forbidden":
-            at = ": ".join((where, ".".join(place[:-1]))) if place[:-1] else where
-            owner = _model_at(model, first["loc"][:-1])
-            raise HarnessError(f"{at}: {unknown('setting', place[-1], owner.model_fields)}") from error
-        value = "" if first["type"] == "missing" else f" (got {first['input']!r})"
-        message = first["msg"].removeprefix("Value error, ")
-        at = ": ".join((where, ".".join(place))) if place else where
-        raise HarnessError(f"{at}: {message[0].lower()}{message[1:]}{value if len(value) < 60 else ''}") from error
-
-
-def _model_at(model: type[BaseModel], place: Sequence[str | int]) -> type[BaseModel]:
-    """The model that a location of a validation error points into."""
-    for part in place:
-        if isinstance(part, str) and part in model.model_fields:
-            model = next(_models(model.model_fields[part].annotation), model)
-    return model
-
-
-def _models(annotation: Any) -> Any:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models(argument)
-
-
 # ----------------------------------------------------------------------------------------------- expansion
 
 
 def expand(recipe: Recipe) -> list[CellConfig]:
     """All cells of a recipe: baselines and the base policy (evaluation only), then every method, for every seed.
 
-    Environments are built and panels, methods, policies and options checked, so that a bad recipe fails here.
+    Environments are built and panels, methods, policies, libraries and options checked, so that a bad recipe fails
+    here. A recipe with the method ``vanilla`` has the base policy in it under that name.
     """
-    fingerprint = cache(_fingerprint)
     cells: list[CellConfig] = []
     for plan in recipe.envs:
-        where = f"recipe {recipe.name}: envs.{plan.env.id}"
-        shared = {section: _section(recipe, plan, section, where) for section in SECTIONS}
-        settings = {
-            name: _method_settings(plan, name, where) for name in dict.fromkeys([*recipe.methods, *plan.methods])
-        }
-        measured = validate(EvalConfig, shared["eval"], f"{where}.eval")
-        env = resolve_env(plan.env, measured.panel)
-        for policy in dict.fromkeys([*recipe.baselines, recipe.policy]):
-            cells += [evaluation(env, policy, fingerprint(policy), seed, measured) for seed in recipe.seeds]
-        for name in recipe.methods:
-            method, overlay = settings[name]
-            at = f"{where}.methods.{name}"
-            sections = deep_merge(shared, {key: overlay[key] for key in overlay if key in SECTIONS})
-            external = method.teacher is not None and method.teacher.weights == "external"
-            _require_model(recipe.policy, "trained")
-            if external:
-                _require_model(recipe.teacher, "a teacher")
-            cell = CellConfig(
-                env=resolve_env(plan.env, validate(EvalConfig, sections["eval"], f"{at}.eval").panel),
-                policy=recipe.policy,
-                policy_fingerprint=fingerprint(recipe.policy),
-                method=method,
-                teacher=recipe.teacher if external else "",
-                teacher_fingerprint=fingerprint(recipe.teacher) if external else "",
-                train=validate(TrainConfig, sections["train"], f"{at}.train"),
-                stage1=validate(Stage1Config, sections["stage1"], f"{at}.stage1") if _has_stage1(method) else None,
-                analysis=validate(AnalysisConfig, sections["analysis"], f"{at}.analysis")
-                if _analyses(method)
-                else None,
-                eval=validate(EvalConfig, sections["eval"], f"{at}.eval"),
-            )
-            cells += [cell.model_copy(update={"seed": seed}) for seed in recipe.seeds]
+        cells += _plan_cells(recipe, plan, cache(_fingerprint))
     unique = {cell.hash: cell for cell in cells}
     if not unique:
         raise HarnessError(f"recipe {recipe.name} has no cells: it needs environments and seeds")
     return list(unique.values())
 
 
+def _plan_cells(recipe: Recipe, plan: EnvPlan, fingerprint: Callable[[str], str]) -> list[CellConfig]:
+    """The cells of one environment."""
+    where = f"recipe {recipe.name}: envs.{plan.env.id}"
+    shared = {section: _section(recipe, plan, section, where) for section in SECTIONS}
+    names = dict.fromkeys([*recipe.methods, *plan.methods, *recipe.variants])
+    settings = {name: _method_settings(recipe, plan, name, where) for name in names}
+    measured = validate(EvalConfig, shared["eval"], f"{where}.eval")
+    env = resolve_env(plan.env, measured.panel)
+    untrained = [name for name in recipe.methods if settings[name][0] == get_method("vanilla")]
+    alone = [*recipe.baselines, *([] if untrained else [recipe.policy])]
+    cells = [
+        evaluation(env, policy, fingerprint(policy), seed, measured)
+        for policy in dict.fromkeys(alone)
+        for seed in recipe.seeds
+    ]
+    for name in recipe.methods:
+        method, overlay = settings[name]
+        sections = deep_merge(shared, {key: overlay[key] for key in overlay if key in SECTIONS})
+        cell = _method_cell(recipe, plan, method, sections, fingerprint, f"{where}.methods.{name}")
+        cells += [cell.model_copy(update={"seed": seed}) for seed in recipe.seeds]
+    return cells
+
+
+def _method_cell(
+    recipe: Recipe,
+    plan: EnvPlan,
+    method: Method,
+    sections: Mapping[str, Any],
+    fingerprint: Callable[[str], str],
+    where: str,
+) -> CellConfig:
+    """The cell of a method in one environment; what cannot influence it is left out."""
+    measured = validate(EvalConfig, sections["eval"], f"{where}.eval")
+    env = resolve_env(plan.env, measured.panel)
+    external = method.start == "teacher_sft" or (method.teacher is not None and method.teacher.weights == "external")
+    if method.trains:
+        _require_model(recipe.policy, "trained")
+    if external:
+        _require_model(recipe.teacher, "a teacher")
+    if method.reads_library:
+        _require_skills(recipe.library, env, measured)
+    if method.teacher and method.teacher.context == "oracle_skill":
+        _require_override(env, "oracle_skill", "writes no oracle skill for the context oracle_skill", where)
+    train = validate(TrainConfig, sections["train"], f"{where}.train")
+    if not method.learns:
+        train = train.model_copy(update={"updates": 0})
+    return CellConfig(
+        env=env,
+        policy=recipe.policy,
+        policy_fingerprint=fingerprint(recipe.policy),
+        method=method,
+        teacher=recipe.teacher if external else "",
+        teacher_fingerprint=fingerprint(recipe.teacher) if external else "",
+        library=recipe.library if method.reads_library else "",
+        library_fingerprint=fingerprint_of(recipe.library) if method.reads_library else "",
+        train=train if method.trains else None,
+        stage1=_stage1(method, env, sections["stage1"], f"{where}.stage1"),
+        imitation=validate(ImitationConfig, sections["imitation"], f"{where}.imitation")
+        if method.start == "teacher_sft"
+        else None,
+        analysis=_analysis(method, env, sections["analysis"], f"{where}.analysis"),
+        eval=measured if method.trains else _once(measured),
+    )
+
+
+def _stage1(method: Method, env: EnvConfig, given: Mapping[str, Any], where: str) -> Stage1Config | None:
+    if not _has_stage1(method):
+        return None
+    stage1 = validate(Stage1Config, given, where)
+    _check_annotator(stage1.annotator, env, f"{where}.annotator")
+    return stage1
+
+
+def _check_annotator(annotator: str, env: EnvConfig, where: str) -> None:
+    check_annotator(annotator)
+    if annotator == SCRIPTED:
+        _require_override(env, "annotate", "has no scripted annotator; name an endpoint, MODEL@BASE_URL", where)
+
+
+def _analysis(method: Method, env: EnvConfig, given: Mapping[str, Any], where: str) -> AnalysisConfig | None:
+    """Settings of the analyses; the annotator only where the method asks one."""
+    if not _analyses(method):
+        return None
+    analysis = validate(AnalysisConfig, given, where)
+    if method.teacher is None or method.teacher.analyzer != "external":
+        return analysis.model_copy(update={"annotator": ""})
+    if not analysis.annotator:
+        raise HarnessError(f"{where}.annotator: an external analyzer is named here: scripted, or MODEL@BASE_URL")
+    _check_annotator(analysis.annotator, env, f"{where}.annotator")
+    return analysis
+
+
+def _require_override(env: EnvConfig, name: str, lacks: str, where: str) -> None:
+    """Raise HarnessError where an environment leaves an optional part of the contract out."""
+    if getattr(env_class(env.id), name) is getattr(AgentEnv, name):
+        raise HarnessError(f"{where}: {env.id} {lacks}")
+
+
+def _require_skills(library: str, env: EnvConfig, measured: EvalConfig) -> None:
+    """Raise HarnessError unless the library has a skill for every task that is trained or measured on."""
+    with closing(make_env(env.id, env.options)) as made:
+        for panel in ("train", measured.panel):
+            load_library(library).require(env.id, made.panel(panel, measured.panel_size if panel != "train" else None))
+
+
+def _once(settings: EvalConfig) -> EvalConfig:
+    """Settings of a single evaluation, where ``every`` means nothing."""
+    return settings.model_copy(update={"every": EvalConfig.model_fields["every"].default})
+
+
 def evaluation(env: EnvConfig, policy: str, fingerprint: str, seed: int, settings: EvalConfig) -> CellConfig:
-    """A cell that plays a panel without training. ``eval.every`` means nothing there and keeps its default."""
-    once = settings.model_copy(update={"every": EvalConfig.model_fields["every"].default})
-    return CellConfig(env=env, policy=policy, policy_fingerprint=fingerprint, seed=seed, eval=once)
+    """A cell that plays a panel without training."""
+    return CellConfig(env=env, policy=policy, policy_fingerprint=fingerprint, seed=seed, eval=_once(settings))
 
 
 def resolve_env(config: EnvConfig, panel: str) -> EnvConfig:
@@ -263,16 +314,51 @@ def _analyses(method: Method) -> bool:
     return method.writes_skills or _has_stage1(method)
 
 
-def _method_settings(plan: EnvPlan, name: str, where: str) -> tuple[Method, Mapping[str, Any]]:
-    """A registered method with the recipe's overrides, and its overrides of the shared sections."""
-    method = get_method(name)
-    overlay = plan.methods.get(name, {})
+def _method_settings(recipe: Recipe, plan: EnvPlan, name: str, where: str) -> tuple[Method, Mapping[str, Any]]:
+    """A method or variant under what this environment overrides, and its overrides of the shared sections."""
+    method, overlay = _named(recipe, name)
+    own = plan.methods.get(name, {})
+    at = f"{where}.methods.{name}"
+    method = vary(method, own, at)
     allowed = {"train", "eval", *AXES} | ({"stage1"} if _has_stage1(method) else set())
     allowed |= {"analysis"} if _analyses(method) else set()
-    for key, value in overlay.items():
+    allowed |= {"imitation"} if method.start == "teacher_sft" else set()
+    overlay = deep_merge(overlay, {key: own[key] for key in own if key in SECTIONS})
+    for key in [*own, *overlay]:
         if key not in allowed:
-            raise HarnessError(f"{where}.methods.{name}: {unknown('setting', key, allowed)}")
-        if key in SECTIONS and not isinstance(value, dict):
-            raise HarnessError(f"{where}.methods.{name}.{key}: expected settings, got {value!r}")
-    axes = {key: overlay[key] for key in AXES if key in overlay}
-    return validate(Method, deep_merge(method.model_dump(), axes), f"{where}.methods.{name}"), overlay
+            raise HarnessError(f"{at}: {unknown('setting', key, allowed)}")
+        if key in SECTIONS and not isinstance(overlay[key], Mapping):
+            raise HarnessError(f"{at}.{key}: expected settings, got {overlay[key]!r}")
+    return method, overlay
+
+
+def _named(recipe: Recipe, name: str) -> tuple[Method, Mapping[str, Any]]:
+    """A registered method, or a variant of this recipe with its overrides of the shared sections."""
+    if name not in recipe.variants:
+        if name in registered(METHODS) or not recipe.variants:
+            return get_method(name), {}
+        raise unknown("method or variant", name, [*registered(METHODS), *recipe.variants])
+    given, where = recipe.variants[name], f"recipe {recipe.name}: variants.{name}"
+    if name in registered(METHODS):
+        raise HarnessError(f"{where}: a registered method has this name already; choose another")
+    for key in given:
+        if key not in VARIANT:
+            raise HarnessError(f"{where}: {unknown('setting', key, VARIANT)}")
+    if "of" not in given:
+        raise HarnessError(f"{where}: say of which method it is a variant, e.g. of: seed")
+    method, overlay = _named(recipe.model_copy(update={"variants": {}}), str(given["of"]))
+    method = vary(method, given, where)
+    summary = str(given.get("summary", f"variant of {method.name}"))
+    sections = {key: given[key] for key in given if key in SECTIONS}
+    return method.model_copy(update={"name": name, "summary": summary}), deep_merge(overlay, sections)
+
+
+def vary(method: Method, changes: Mapping[str, Any], where: str) -> Method:
+    """A method with some of its axes changed; a signal of another kind replaces the method's, it is not merged."""
+    data = method.model_dump()
+    for axis in AXES:
+        if axis in changes:
+            change, kind = changes[axis], (data["signal"] or {}).get("kind")
+            other = axis == "signal" and isinstance(change, Mapping) and change.get("kind", kind) != kind
+            data = {**data, axis: change} if other else deep_merge(data, {axis: change})
+    return validate(Method, data, where)

@@ -14,11 +14,12 @@ from harness.prompts import fit_prompt
 
 @dataclass(frozen=True)
 class Job:
-    """One episode to play; ``key`` names its randomness, see :class:`Request`."""
+    """One episode to play; ``key`` names its randomness, see :class:`Request`. Its prompts hold ``skill``, if any."""
 
     task: Task
     attempt: int
     key: tuple[int, ...]
+    skill: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,12 @@ def rollout(
         dropped: dict[int, int] = {}
         for slot, run in list(running.items()):
             view = run.view(rules.history)
-            prompt, dropped[slot] = fit_prompt(env, policy, view, rules.max_prompt_tokens)
+            job = jobs[run.index]
+            prompt, dropped[slot] = fit_prompt(env, policy, view, rules.max_prompt_tokens, job.skill)
             if prompt is None:
                 finish(slot, StopReason.CONTEXT_OVERFLOW)
                 continue
-            key = (*jobs[run.index].key, len(run.episode.steps))
+            key = (*job.key, len(run.episode.steps))
             requests[slot] = Request(prompt, key, env.choices(view), run.state.expert)
         responses = dict(zip(requests, policy.generate(list(requests.values()), rules.sampling), strict=True))
         for slot, response in list(responses.items()):

@@ -22,12 +22,21 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from harness.config import AnalysisConfig, Stage1Config
-from harness.contracts import Episode, HarnessError, Ledger, Prompt, Skill
+from harness.config import AnalysisConfig, ImitationConfig, Stage1Config
+from harness.contracts import AgentEnv, Episode, HarnessError, Ledger, Prompt, Skill, Task
+from harness.methods import Teacher
 from harness.policy.base import Request, Sampling
 from harness.policy.local import LocalPolicy
-from harness.skills import analysis_prompt, as_it_is, insert_skill, read_skill, shuffle_skills, skill_answer
-from harness.trainer import Row, forward_flops
+from harness.rows import Sample, forward_flops
+from harness.skills import (
+    analysis_prompt,
+    as_it_is,
+    exchange_attempts,
+    insert_skill,
+    read_skill,
+    shuffle_skills,
+    skill_answer,
+)
 
 NO_SKILL = Skill(text="", summary="", author="", update=-1, raw="")
 
@@ -63,43 +72,72 @@ def analyse(
     return skills
 
 
-def teacher_prompts(
-    rows: Sequence[Row], skills: Sequence[Skill], context: str, groups: Sequence[int], key: tuple[int, ...]
-) -> list[Prompt | None]:
-    """What the teacher reads in place of each row's prompt (x+ of the paper); None where the row is not distilled.
+def teacher_texts(
+    teacher: Teacher,
+    episodes: Sequence[Episode],
+    skills: Sequence[Skill],
+    groups: Sequence[int],
+    given: Callable[[Task], str],
+    key: tuple[int, ...],
+) -> list[str | None]:
+    """The skill that the teacher reads about each episode; empty: an ordinary prompt; None: it is not distilled.
 
     Args:
-        skills: One per episode; unread where the context asks for none.
-        context: ``Teacher.context`` of the method.
-        groups: Group of each episode; shuffled skills come from another episode.
+        skills: What was written about each episode; unread where the context asks for none.
+        groups: Group of each episode; skills of other attempts and tasks are told apart by it.
+        given: The text for a task where nobody writes about episodes: from the library or by the environment.
+        key: Names the exchange of skills between episodes.
     """
-    if context == "plain":
-        return [row.prompt for row in rows]
-    if context == "shuffled_skill":
-        skills = shuffle_skills(skills, groups, key)
-    if context == "empty_skill":
-        skills = [NO_SKILL] * len(groups)
-    return [insert_skill(row.prompt, skills[row.episode].text) if skills[row.episode].usable else None for row in rows]
+    texts: list[str | None]
+    match teacher.context:
+        case "plain":
+            texts = [""] * len(episodes)
+        case "empty_skill":
+            texts = [None] * len(episodes)
+        case "library" | "oracle_skill":
+            texts = [given(episode.task) or None for episode in episodes]
+        case "own_skill":
+            texts = _usable(skills)
+        case "same_task_skill":
+            texts = _usable(exchange_attempts(skills, groups, key))
+        case "other_task_skill":
+            texts = _usable(shuffle_skills(skills, groups, key))
+    return [text if chosen(teacher, episode) else None for text, episode in zip(texts, episodes, strict=True)]
 
 
-def hindsight_sft(
+def oracle_skill(env: AgentEnv, task: Task) -> str:
+    """The environment's own skill for a task, written from its hidden state; resets ``env``."""
+    env.reset(options={"task": task})
+    return env.oracle_skill()
+
+
+def chosen(teacher: Teacher, episode: Episode) -> bool:
+    """Whether the method distils episodes that ended like this one."""
+    return teacher.episodes == "all" or episode.success == (teacher.episodes == "successes")
+
+
+def _usable(skills: Sequence[Skill]) -> list[str | None]:
+    return [skill.text if skill.usable else None for skill in skills]
+
+
+def teacher_prompt(prompt: Prompt, text: str | None) -> Prompt | None:
+    """What the teacher reads in place of a step's prompt (x+ of the paper); None where the step is not distilled."""
+    return insert_skill(prompt, text) if text else None if text is None else prompt
+
+
+def fine_tune(
     policy: LocalPolicy,
-    samples: Sequence[tuple[Prompt, tuple[int, ...]]],
-    config: Stage1Config,
+    samples: Sequence[Sample],
+    config: Stage1Config | ImitationConfig,
     seed: int,
     token_budget: int,
     ledger: Ledger,
     report: Callable[[int, int], None],
 ) -> float:
-    """Fine-tune on (analysis prompt -> skill answer) and return the last epoch's loss, the mean over answer tokens.
+    """Fine-tune on (prompt -> answer) and return the last epoch's loss, the mean over answer tokens.
 
     AdamW with betas (0.9, 0.95), weight decay 0.01, 10 % linear warm-up, cosine decay, gradient norm clipped at 1.
-
-    Raises:
-        HarnessError: No sample is left, i.e. no episode could be annotated.
     """
-    if not samples:
-        raise HarnessError("stage 1 has no usable skill to train on; check the annotator")
     optimizer = torch.optim.AdamW(
         policy.model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.01, fused=True
     )
@@ -131,14 +169,17 @@ def hindsight_sft(
     return loss_sum / token_sum
 
 
-def sft_samples(
+def skill_samples(
     policy: LocalPolicy,
     episodes: Sequence[Episode],
     skills: Sequence[Skill],
     max_prompt_tokens: int,
     brief: Callable[[str], str] = as_it_is,
-) -> list[tuple[Prompt, tuple[int, ...]]]:
-    """Training pairs of stage 1: only well-formed skills (v_tau = 1) of episodes whose prompt fits."""
+) -> list[Sample]:
+    """Training pairs of stage 1: only well-formed skills (v_tau = 1) of episodes whose prompt fits.
+
+    Raises HarnessError where none is left.
+    """
     samples = []
     for episode, skill in zip(episodes, skills, strict=True):
         if not skill.usable or not episode.steps:
@@ -146,4 +187,18 @@ def sft_samples(
         prompt, _ = analysis_prompt(episode, policy.prompt_style, max_prompt_tokens, policy.prompt_tokens, brief)
         if prompt is not None:
             samples.append((prompt, policy.answer_ids(skill_answer(skill.summary, skill.text))))
+    if not samples:
+        raise HarnessError("stage 1 has no usable skill to train on; check the annotator")
+    return samples
+
+
+def imitation_samples(episodes: Sequence[Episode], wanted: str) -> list[Sample]:
+    """Training pairs from a teacher's episodes: each step's prompt and answer.
+
+    ``wanted`` is ``ImitationConfig.episodes``. Raises HarnessError where none is left.
+    """
+    kept = [episode for episode in episodes if episode.counted and (episode.success or wanted == "all")]
+    samples = [(step.prompt, step.response.token_ids) for episode in kept for step in episode.steps]
+    if not samples:
+        raise HarnessError(f"the teacher solved none of its {len(episodes)} episodes; there is nothing to imitate")
     return samples

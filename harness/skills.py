@@ -7,7 +7,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -292,6 +292,26 @@ PHRASES: tuple[str, ...] = (
 # --------------------------------------------------------------------------------------- controls and audit
 
 
+def exchange_attempts(skills: Sequence[Skill], groups: Sequence[int], key: Sequence[int]) -> list[Skill]:
+    """Control: every usable skill goes to another attempt at the same task.
+
+    Unusable skills stay where they are. A group's only usable skill has no other attempt to come from; it is withheld.
+
+    Args:
+        skills: One per episode.
+        groups: The group (task) of each episode.
+        key: Non-negative integers that name the exchange, e.g. (seed, update).
+    """
+    rng = np.random.default_rng(list(key))
+    exchanged = list(skills)
+    for group in sorted(set(groups)):
+        usable = [index for index, skill in enumerate(skills) if skill.usable and groups[index] == group]
+        order = [usable[place] for place in rng.permutation(len(usable))]
+        for giver, taker in zip(order, [*order[1:], *order[:1]], strict=True):
+            exchanged[taker] = skills[giver] if giver != taker else replace(skills[giver], text="")
+    return exchanged
+
+
 def shuffle_skills(skills: Sequence[Skill], groups: Sequence[int], key: Sequence[int]) -> list[Skill]:
     """Control: every usable skill goes to another episode, of another group wherever the group sizes allow it.
 
@@ -306,8 +326,7 @@ def shuffle_skills(skills: Sequence[Skill], groups: Sequence[int], key: Sequence
     usable = [index for index, skill in enumerate(skills) if skill.usable]
     shuffled = list(skills)
     if len(usable) == 1:
-        lonely = skills[usable[0]]
-        shuffled[usable[0]] = Skill("", lonely.summary, lonely.author, lonely.update, lonely.raw)
+        shuffled[usable[0]] = replace(skills[usable[0]], text="")
     if len(usable) < 2:
         return shuffled
     # With groups side by side in random order, a rotation by the largest group leaves every group behind.
@@ -344,21 +363,22 @@ class SkillAudit:
 
 def audit_skills(skills: Sequence[Skill], episodes: Sequence[Episode]) -> SkillAudit:
     """Audit the skills of some episodes, one each; all shares are 0 where there is nothing to count."""
-    pairs = [(skill.text, episode) for skill, episode in zip(skills, episodes, strict=True) if skill.usable]
-    named = [bool(_instances(text) & _episode_instances(episode)) for text, episode in pairs]
+    seen = ["\n".join(f"{step.observation['text']}\n{step.action}" for step in episode.steps) for episode in episodes]
+    return audit_texts([skill.text if skill.usable else "" for skill in skills], seen)
+
+
+def audit_texts(texts: Sequence[str], seen: Sequence[str]) -> SkillAudit:
+    """:func:`audit_skills` of texts, empty where a skill is unusable, and the observations and actions behind each."""
+    pairs = [(text, shown) for text, shown in zip(texts, seen, strict=True) if text]
     many = max(len(pairs), 1)
     return SkillAudit(
-        count=len(skills),
-        usable=len(pairs) / max(len(skills), 1),
+        count=len(texts),
+        usable=len(pairs) / max(len(texts), 1),
         words=sum(len(text.split()) for text, _ in pairs) / many,
         duplicates=(len(pairs) - len({text for text, _ in pairs})) / many,
-        instances=sum(named) / many,
+        instances=sum(bool(_instances(text) & _instances(shown)) for text, shown in pairs) / many,
     )
 
 
 def _instances(text: str) -> set[str]:
     return set(re.findall(r"\b[a-z]+ \d+\b", text.lower()))
-
-
-def _episode_instances(episode: Episode) -> set[str]:
-    return {name for step in episode.steps for name in _instances(f"{step.observation['text']}\n{step.action}")}

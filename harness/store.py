@@ -9,6 +9,8 @@
                      evals.jsonl    one record per evaluation
                      skills.jsonl   one record per skill
                      episodes.jsonl one record per episode while running; episodes.parquet once finished
+                     credit.jsonl   one record per step of detailed training episodes; credit.parquet once finished
+                     pictures/      what the prompts of detailed episodes showed, by content
                      checkpoints/<update>/   while running; whatever the trainer put there, with checksums.json
                      policy/        final weights
 
@@ -38,6 +40,8 @@ Record = dict[str, Any]
 CHECKSUMS = "checksums.json"
 POLICY = "policy"
 KEPT_CHECKPOINTS = 2
+PARQUET = ("episodes", "credit")
+"""Journals that become parquet files."""
 FULL = 1 << 20
 """A disk with fewer free bytes than this counts as full."""
 
@@ -180,33 +184,45 @@ class CellDir:
     # ------------------------------------------------------------------------------------------------- end
 
     def finish(self, manifest: Mapping[str, Any]) -> None:
-        """Close the cell: episodes become parquet, the last checkpoint's ``policy/`` stays, its other state goes.
+        """Close the cell: long journals become parquet, the last checkpoint's ``policy/`` stays, its other state goes.
 
         The manifest is written last; a kill before it leaves a cell that resumes, a kill after it a finished one.
         """
         with writing(self.path):
-            self._episodes_to_parquet()
+            for name in PARQUET:
+                self._to_parquet(name)
             last = self.latest_checkpoint()
             if last and (last.path / POLICY).is_dir():
                 replace_tree(last.path / POLICY, self.path / POLICY)
             self.write_json("manifest.json", manifest)
-            (self.path / "episodes.jsonl").unlink(missing_ok=True)
+            for name in PARQUET:
+                (self.path / f"{name}.jsonl").unlink(missing_ok=True)
             if self._checkpoints.is_dir():
                 shutil.rmtree(self._checkpoints)
 
-    def _episodes_to_parquet(self) -> None:
-        episodes = self.records("episodes.jsonl")
-        if not episodes:
+    def _to_parquet(self, name: str) -> None:
+        records = self.records(f"{name}.jsonl")
+        if not records:
             return
         import pyarrow
         import pyarrow.parquet
 
-        names = dict.fromkeys(name for episode in episodes for name in episode)
-        table = pyarrow.table({name: [episode.get(name) for episode in episodes] for name in names})
-        temporary = self.path / "episodes.parquet.tmp"
+        number, numbers = pyarrow.float64(), pyarrow.list_(pyarrow.float64())
+        typed = {  # where a method has no teacher, or no advantage, a column is all null
+            "ids": pyarrow.list_(pyarrow.int64()),
+            "tokens": pyarrow.list_(pyarrow.string()),
+            "advantage": number,
+            **dict.fromkeys(("logp", "teacher", "gate", "pull"), numbers),
+        }
+        columns = dict.fromkeys(column for record in records for column in record)
+        table = pyarrow.table(
+            {column: pyarrow.array([record.get(column) for record in records], typed.get(column)) for column in columns}
+        )
+        target = self.path / f"{name}.parquet"
+        temporary = target.with_name(f"{target.name}.tmp")
         pyarrow.parquet.write_table(table, temporary, compression="zstd")
         sync(temporary)
-        temporary.replace(self.path / "episodes.parquet")
+        temporary.replace(target)
 
 
 def _lines(records: Iterable[Mapping[str, Any]]) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -14,69 +13,16 @@ from accelerate import Accelerator
 from harness import objective
 from harness.config import TrainConfig
 from harness.contracts import HarnessError, Ledger, Prompt
-from harness.methods import Method
+from harness.credit import Credit, beta_of, distillation, gated, pull
+from harness.methods import Method, ReverseKL, Reweighting
 from harness.policy.local import LocalPolicy
 from harness.policy.score import Scores
+from harness.rows import Row, Sample, Streams, Update, forward_flops, score_rows
 
 
-@dataclass(frozen=True)
-class Row:
-    """One step of one episode, as training sees it.
-
-    Attributes:
-        response: Sampled token ids.
-        logp_old: Their log-probs when they were sampled (theta_old).
-        episode: Index of the episode within the update.
-        group: Index of the task within the update; rows of one task share a mini-batch.
-        advantage: A, the same for all tokens; None where the row takes no part in the policy gradient.
-        teacher_prompt: What the teacher reads in place of ``prompt``; None where the row is not distilled.
-    """
-
-    prompt: Prompt
-    response: tuple[int, ...]
-    logp_old: tuple[float, ...]
-    episode: int
-    group: int
-    advantage: float | None
-    teacher_prompt: Prompt | None = None
-
-    @property
-    def active(self) -> bool:
-        return self.advantage is not None or self.teacher_prompt is not None
-
-
-@dataclass(frozen=True)
-class Streams:
-    """Per-row vectors over response tokens, computed before they are needed in a loss.
-
-    Attributes:
-        policy, distill, every: Weights of each token in the policy-gradient term, in the distillation term and in the
-            KL and entropy terms; each sums to 1 over the mini-batch's own active tokens.
-        reference: log pi_ref; empty without a KL term.
-        teacher: log pi_T for distilled rows; empty where the teacher is scored inside the loss.
-    """
-
-    policy: tuple[torch.Tensor, ...]
-    distill: tuple[torch.Tensor, ...]
-    every: tuple[torch.Tensor, ...]
-    reference: dict[int, torch.Tensor]
-    teacher: dict[int, torch.Tensor]
-
-
-def forward_flops(policy: LocalPolicy, prompts: Iterable[Prompt], response_tokens: int) -> float:
-    """Estimated cost of one forward pass: 2 x parameters x tokens, prompts included."""
-    return 2.0 * policy.parameters * (sum(policy.prompt_tokens(prompt) for prompt in prompts) + response_tokens)
-
-
-def score_rows(
-    policy: LocalPolicy, pairs: Sequence[tuple[Prompt, Sequence[int]]], temperature: float
-) -> list[torch.Tensor]:
-    """Log-probs of each response under each prompt, without gradient: one vector per pair."""
-    if not pairs:
-        return []
-    with torch.no_grad():
-        scores = policy.score(pairs, temperature=temperature)
-    return list(scores.split())
+def _full(signal: object) -> bool:
+    """Whether a signal compares whole distributions."""
+    return isinstance(signal, ReverseKL) and signal.vocabulary == "full"
 
 
 def _record(totals: dict[str, float], statistics: objective.Stats, weights: torch.Tensor) -> None:
@@ -124,24 +70,31 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------ one update
 
-    def update(self, rows: Sequence[Row], number: int, ledger: Ledger) -> dict[str, float]:
-        """Optimise on the rows of update ``number`` (1-based) and return statistics; charge ``ledger``."""
-        rows = self._choose(rows, number)
+    def update(self, rows: Sequence[Row], number: int, ledger: Ledger, rehearsed: Sequence[Sample] = ()) -> Update:
+        """Optimise on the rows of update ``number`` (1-based) and on ``rehearsed`` samples; charge ``ledger``."""
+        places = self._choose(rows, number)
+        rows = [rows[place] for place in places]
         if not rows:
-            return {"rows": 0.0}
+            return Update({"rows": 0.0}, {})
         self._set_learning_rate(number)
         reference, teacher = self._score_reference(rows, ledger), self._score_teacher(rows, ledger)
+        told = self._score_watched(rows, teacher)
         totals: dict[str, float] = defaultdict(float)
+        credit: dict[int, Credit] = {}
         batches = self._mini_batches(rows, number)
-        for batch in batches:
+        for turn, batch in enumerate(batches):
             chosen = [rows[i] for i in batch]
             known = [{j: stream[i] for j, i in enumerate(batch) if i in stream} for stream in (reference, teacher)]
-            self._optimise(chosen, self._streams(chosen, *known), totals, ledger)
-        return {"rows": float(len(rows)), **{name: value / len(batches) for name, value in totals.items()}}
+            streams = self._streams(chosen, number, *known)
+            heard = {j: told[i] for j, i in enumerate(batch) if i in told}
+            credit |= {places[batch[j]]: found for j, found in self._credit(chosen, streams, heard).items()}
+            self._optimise(chosen, rehearsed[turn :: len(batches)], streams, totals, ledger)
+        means = {name: value / len(batches) for name, value in totals.items()}
+        return Update({"rows": float(len(rows)), **means}, credit)
 
-    def _choose(self, rows: Sequence[Row], number: int) -> list[Row]:
-        """Rows that any loss term uses, at most ``max_rows`` of them, drawn without replacement."""
-        active = [row for row in rows if row.active and row.response]
+    def _choose(self, rows: Sequence[Row], number: int) -> list[int]:
+        """Places of the rows that any loss term uses, at most ``max_rows`` of them, drawn without replacement."""
+        active = [place for place, row in enumerate(rows) if row.active and row.response]
         limit = self.config.max_rows
         if limit is None or len(active) <= limit:
             return active
@@ -180,7 +133,7 @@ class Trainer:
     def _score_teacher(self, rows: Sequence[Row], ledger: Ledger) -> dict[int, torch.Tensor]:
         """log pi_T of the sampled tokens, where the teacher does not change during the update."""
         spec, signal = self.method.teacher, self.method.signal
-        if spec is None or signal is None or signal.vocabulary == "full" or spec.weights == "current":
+        if spec is None or signal is None or _full(signal) or spec.weights == "current":
             return {}
         scorer = self._scorer(spec.weights)
         known: dict[int, torch.Tensor] = {}
@@ -195,6 +148,16 @@ class Trainer:
         ledger.rescored_tokens += sum(len(response) for _, response in todo.values())
         scored = score_rows(scorer, list(todo.values()), self.config.temperature)
         return known | dict(zip(todo, scored, strict=True))
+
+    def _score_watched(self, rows: Sequence[Row], teacher: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """log pi_T of the watched rows at the update's start, for their credit alone, hence not charged."""
+        spec = self.method.teacher
+        watched = {i: row.teacher_prompt for i, row in enumerate(rows) if row.watched and row.teacher_prompt}
+        if spec is None or not watched:
+            return {}
+        todo = {i: (prompt, rows[i].response) for i, prompt in watched.items() if i not in teacher}
+        scored = score_rows(self._scorer(spec.weights), list(todo.values()), self.config.temperature)
+        return {i: teacher[i] for i in watched if i in teacher} | dict(zip(todo, scored, strict=True))
 
     def _charge(self, policy: LocalPolicy, pairs: Sequence[tuple[Prompt, Sequence[int]]], ledger: Ledger) -> None:
         tokens = sum(len(response) for _, response in pairs)
@@ -222,9 +185,9 @@ class Trainer:
     # ------------------------------------------------------------------------------------------ optimising
 
     def _streams(
-        self, rows: Sequence[Row], reference: dict[int, torch.Tensor], teacher: dict[int, torch.Tensor]
+        self, rows: Sequence[Row], number: int, reference: dict[int, torch.Tensor], teacher: dict[int, torch.Tensor]
     ) -> Streams:
-        """Weights of a mini-batch, beside the log-probs that are already known."""
+        """Advantages and weights of a mini-batch's tokens, beside the log-probs that are already known."""
         lengths = [len(row.response) for row in rows]
         repeats = self._tensor(lengths)
         episodes = self._tensor([row.episode for row in rows]).repeat_interleave(repeats)
@@ -234,6 +197,7 @@ class Trainer:
             return torch.split(objective.token_weights(mask, normalise, episodes), lengths)
 
         return Streams(
+            advantage=tuple(self._token_advantage(row, teacher.get(i), number) for i, row in enumerate(rows)),
             policy=weights([row.advantage is not None for row in rows], self.config.normalise),
             distill=weights([row.teacher_prompt is not None for row in rows], "token"),
             every=weights([True] * len(rows), "token"),
@@ -241,12 +205,57 @@ class Trainer:
             teacher=teacher,
         )
 
-    def _optimise(self, rows: Sequence[Row], streams: Streams, totals: dict[str, float], ledger: Ledger) -> None:
+    def _token_advantage(self, row: Row, teacher: torch.Tensor | None, number: int) -> torch.Tensor:
+        """A of every token of a row; the row's own, scaled by the teacher's shift where the method says so."""
+        signal = self.method.signal
+        advantage = self._tensor([row.advantage or 0.0] * len(row.response))
+        if not isinstance(signal, Reweighting) or teacher is None:
+            return advantage
+        share = objective.decayed(signal.coefficient, signal.decay_updates, number)
+        old = self._tensor(row.logp_old)
+        return objective.reweighted_advantage(advantage, old, teacher, share, signal.clip)[0]
+
+    def _credit(self, rows: Sequence[Row], streams: Streams, told: dict[int, torch.Tensor]) -> dict[int, Credit]:
+        """What the tokens of the watched rows of a mini-batch are told to learn."""
+        config, signal = self.config, self.method.signal
+        weights = torch.cat(streams.policy if any(w.any() for w in streams.policy) else streams.distill)
+        unit = float(weights.sum() / (weights > 0).sum().clamp(min=1))
+        beta = beta_of(signal) if signal else None
+        found = {}
+        for i in (i for i, row in enumerate(rows) if row.watched):
+            old = self._tensor(rows[i].logp_old)
+            teacher = told.get(i)
+            given = old if teacher is None else teacher
+            pulled = pull(
+                streams.advantage[i],
+                old,
+                given,
+                streams.policy[i],
+                streams.distill[i],
+                unit,
+                signal,
+                config.clip,
+                config.dual_clip,
+            )
+            gate = None if teacher is None or beta is None else objective.gate(old, teacher, beta).tolist()
+            found[i] = Credit(None if teacher is None else teacher.tolist(), gate, pulled.tolist())
+        return found
+
+    def _optimise(
+        self,
+        rows: Sequence[Row],
+        rehearsed: Sequence[Sample],
+        streams: Streams,
+        totals: dict[str, float],
+        ledger: Ledger,
+    ) -> None:
         """One optimizer step: the gradients of all micro-batches add up to the mini-batch's."""
         pairs = [(row.prompt, row.response) for row in rows]
         self.optimizer.zero_grad(set_to_none=True)
         for part in self.policy.plan_micro_batches(pairs, self.config.token_budget):
             self.accelerator.backward(self._loss(rows, part, streams, totals))
+        if self.method.rehearsal and rehearsed:
+            self._rehearse(rehearsed, self.method.rehearsal.coefficient, totals, ledger)
         norm = self.accelerator.clip_grad_norm_(self.policy.model.parameters(), self.config.grad_clip)
         totals["grad_norm"] += float(norm)
         if torch.isfinite(norm):
@@ -255,9 +264,23 @@ class Trainer:
             ledger.optimizer_steps += 1
         else:
             totals["skipped_steps"] += 1
-        tokens = sum(len(row.response) for row in rows)
+        self._charge_training(pairs, ledger)
+
+    def _rehearse(
+        self, samples: Sequence[Sample], coefficient: float, totals: dict[str, float], ledger: Ledger
+    ) -> None:
+        """Add the gradient of coefficient x the mean negative log-likelihood of the samples' answer tokens."""
+        tokens = sum(len(answer) for _, answer in samples)
+        for part in self.policy.plan_micro_batches(samples, self.config.token_budget):
+            loss = -self.policy.score([samples[i] for i in part]).logprobs.sum() / tokens
+            totals["loss/rehearsal"] += loss.item()
+            self.accelerator.backward(coefficient * loss)
+        self._charge_training(samples, ledger)
+
+    def _charge_training(self, pairs: Sequence[Sample], ledger: Ledger) -> None:
+        tokens = sum(len(answer) for _, answer in pairs)
         ledger.trained_tokens += tokens
-        ledger.flops += 3 * forward_flops(self.policy, (row.prompt for row in rows), tokens)
+        ledger.flops += 3 * forward_flops(self.policy, (prompt for prompt, _ in pairs), tokens)
 
     def _loss(
         self, rows: Sequence[Row], part: Sequence[int], streams: Streams, totals: dict[str, float]
@@ -269,12 +292,13 @@ class Trainer:
             [(row.prompt, row.response) for row in chosen],
             temperature=config.temperature,
             entropy=True,
-            distribution=signal is not None and signal.vocabulary == "full",
+            distribution=_full(signal),
         )
         logp = scores.logprobs
         old = self._tensor([value for row in chosen for value in row.logp_old])
-        advantage = self._tensor([row.advantage or 0.0 for row in chosen for _ in row.response])
-        policy, every = (torch.cat([weight[i] for i in part]) for weight in (streams.policy, streams.every))
+        advantage, policy, every = (
+            torch.cat([stream[i] for i in part]) for stream in (streams.advantage, streams.policy, streams.every)
+        )
 
         per_token, statistics = objective.policy_gradient(logp, old, advantage, config.clip, config.dual_clip)
         loss = objective.average(per_token, policy)
@@ -287,7 +311,7 @@ class Trainer:
             reference = torch.cat([streams.reference[i] for i in part])
             terms["loss/kl"] = objective.average(objective.kl_k3(logp, reference), every)
             loss = loss + config.kl * terms["loss/kl"]
-        if signal is not None:
+        if signal is not None and not isinstance(signal, Reweighting):
             terms["loss/distill"] = self._distill(rows, part, scores, old, streams, totals)
             loss = loss + signal.coefficient * terms["loss/distill"]
         for name, term in terms.items():
@@ -309,19 +333,16 @@ class Trainer:
             raise ValueError("no teacher to distil from")
         weight = torch.cat([streams.distill[i] for i in part])
         pairs = [(rows[i].teacher_prompt or rows[i].prompt, rows[i].response) for i in part]
-        if signal.vocabulary == "full":
+        if isinstance(signal, ReverseKL) and signal.vocabulary == "full":
             with torch.no_grad():
                 theirs = self._scorer(spec.weights).score(pairs, temperature=self.config.temperature, distribution=True)
             per_token = objective.reverse_kl_full(scores.require_distribution(), theirs.require_distribution())
-            return objective.average(per_token, weight)
+            return objective.average(gated(signal, per_token, scores.logprobs, theirs.logprobs), weight)
         if spec.weights == "current":
             teacher = torch.cat(score_rows(self.policy, pairs, self.config.temperature))
         else:
             teacher = torch.cat([streams.teacher.get(i, self._tensor([0.0] * len(rows[i].response))) for i in part])
-        if signal.kind == "reverse_kl":
-            per_token, statistics = objective.reverse_kl_sampled(scores.logprobs, old, teacher, self.config.clip)
-        else:
-            per_token, statistics = objective.gated_nll(scores.logprobs, teacher, signal.beta, signal.centred)
+        per_token, statistics = distillation(signal, scores.logprobs, old, teacher, self.config.clip)
         _record(totals, {f"skill/{name}": value for name, value in statistics.items()}, weight)
         return objective.average(per_token, weight)
 

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from harness import objective
 from harness.annotators import annotate
-from harness.cell import SHUFFLE, STAGE1, TRAIN, Session, require_disjoint, stop_reasons, success_rate
+from harness.cell import REHEARSAL, SHUFFLE, TRAIN, Session, require_disjoint, stop_reasons, success_rate
 from harness.config import TrainConfig
-from harness.contracts import Episode, HarnessError, Ledger, Skill, StopReason
+from harness.contracts import Episode, HarnessError, Ledger, Skill, Step, StopReason, Task
+from harness.credit import Credit
 from harness.methods import Method
 from harness.policy.load import load_policy
 from harness.policy.local import LocalPolicy
+from harness.preparation import SAMPLES, START, charged, external_teacher, load_samples, local, prepare
 from harness.rollout import Job
-from harness.seed import analyse, hindsight_sft, sft_samples, teacher_prompts
+from harness.rows import Row, Sample, charge_play
+from harness.seed import NO_SKILL, analyse, chosen, oracle_skill, teacher_prompt, teacher_texts
 from harness.skills import audit_skills
 from harness.store import POLICY, read_json, write_json
-from harness.trainer import Row, Trainer, forward_flops
+from harness.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -47,17 +48,19 @@ class Training:
         self.session, self.method, self.policy, self.config = session, method, policy, config
         self.seed, self.ledger, self.cell = session.config.seed, session.ledger, session.cell
         self.silent = 0
+        self.rehearsed: list[Sample] = []
+        self._oracle_skills: dict[str, str] = {}
         self.panel = session.env.panel("train", config.panel_size)
         require_disjoint(self.panel, session.panel)
 
     def run(self) -> None:
         found = self.cell.latest_checkpoint()
-        for journal in ("metrics.jsonl", "evals.jsonl", "skills.jsonl", "episodes.jsonl"):
+        for journal in ("metrics.jsonl", "evals.jsonl", "skills.jsonl", "episodes.jsonl", "credit.jsonl"):
             self.cell.truncate(journal, lambda record: found is not None and record["update"] <= found.update)
         if found is None:
-            self._start()
+            prepare(self.session, self.method, self.policy, self.panel)
             trainer = self._trainer()
-            self.session.evaluate(0)
+            self.session.evaluate(0, last=self.config.updates == 0)
             self._checkpoint(trainer, 0)
         else:
             self.policy.copy_weights_from(local(load_policy(str(found.path / POLICY), self.session.env)))
@@ -67,49 +70,12 @@ class Training:
             self.update(trainer, number)
             last = number == self.config.updates
             if last or number % self.session.config.eval.every == 0:
-                self.session.evaluate(number)
+                self.session.evaluate(number, last)
             if last or number % self.config.checkpoint_every == 0:
                 self._checkpoint(trainer, number)
         self.session.finish(self.panel)
 
-    # ------------------------------------------------------------------------------------------- stage 1
-
-    def _start(self) -> None:
-        """Bring the policy to the method's start; what it is then, ``start/`` keeps for the reference policy."""
-        if self.method.start == "hindsight_sft":
-            with charged(self.ledger):
-                self._stage1()
-            self.policy.save(self.cell.path / "start")
-
-    def _stage1(self) -> None:
-        """Hindsight-skill SFT (paper 1.2)."""
-        config, session = self.session.config.stage1, self.session
-        if config is None:
-            raise ValueError("a method that starts from hindsight SFT needs stage-1 settings")
-        chosen = np.random.default_rng([self.seed, STAGE1]).permutation(len(self.panel))[: config.tasks]
-        jobs = [
-            Job(self.panel.tasks[i], attempt, (self.seed, STAGE1, int(i), attempt))
-            for i in chosen
-            for attempt in range(config.attempts)
-        ]
-        episodes = session.play("stage 1: play", jobs, config.temperature, session.config.eval.batch)
-        self._charge_play(episodes)
-        skills = annotate(episodes, config.annotator, session.env)
-        self._journal_skills(-1, episodes, skills)
-        session.journal("stage1", -1, episodes)
-        limit = session.config.analysis.max_prompt_tokens if session.config.analysis else 16384
-        samples = sft_samples(self.policy, episodes, skills, limit, self.session.env.brief)
-        hindsight_sft(
-            self.policy,
-            samples,
-            config,
-            self.seed,
-            self.config.token_budget,
-            self.ledger,
-            lambda done, total: session.tell("stage 1: learn", done, total),
-        )
-
-    # ------------------------------------------------------------------------------------------- stage 2
+    # ----------------------------------------------------------------------------------------- one update
 
     def update(self, trainer: Trainer, number: int) -> None:
         """One update: collect, analyse, re-score, optimise; then one line in metrics.jsonl."""
@@ -120,14 +86,16 @@ class Training:
             jobs = self._jobs(number)
             clock = time.perf_counter()
             episodes = session.play(None, jobs, self.config.temperature, len(jobs))
-            tokens = self._charge_play(episodes)
+            tokens = charge_play(self.ledger, self.policy, episodes)
             speed = tokens / (time.perf_counter() - clock)
             skills, statistics = self._skills(trainer, episodes, number)
-            rows, degenerate = self._rows(episodes, skills, number)
+            texts = self._teacher_texts(episodes, skills, number)
+            rows, steps_of, degenerate = self._rows(episodes, texts)
             statistics |= self._active(rows)
-            statistics |= trainer.update(rows, number, self.ledger)
+            done = trainer.update(rows, number, self.ledger, self._rehearsal(number))
         self._listen(rows, number)
-        session.journal("train", number, episodes)
+        session.journal("train", number, episodes, self.method.rollout, self.config.detail * self.config.group)
+        self._journal_credit(number, episodes, texts, rows, steps_of, done.credit)
         steps = [step for episode in episodes for step in episode.steps]
         self.cell.append(
             "metrics.jsonl",
@@ -143,6 +111,7 @@ class Training:
                 "degenerate_groups": degenerate,
                 "stop_reasons": stop_reasons(episodes),
                 **statistics,
+                **done.statistics,
                 "ledger": self.ledger.as_dict(),
             },
         )
@@ -156,45 +125,89 @@ class Training:
         for place in range(first, first + self.config.tasks):
             order = np.random.default_rng([self.seed, TRAIN, place // size]).permutation(size)
             task = self.panel.tasks[order[place % size]]
-            jobs += [Job(task, k, (self.seed, TRAIN, number, place - first, k)) for k in range(self.config.group)]
+            skill = self.session.skill(self.method.rollout, task)
+            keys = [(self.seed, TRAIN, number, place - first, k) for k in range(self.config.group)]
+            jobs += [Job(task, k, key, skill) for k, key in enumerate(keys)]
         return jobs
 
     def _skills(
         self, trainer: Trainer, episodes: Sequence[Episode], number: int
     ) -> tuple[list[Skill], dict[str, float]]:
         """Skills of the update's episodes, written by the method's analyzer, with their statistics."""
-        analysis, spec = self.session.config.analysis, self.method.teacher
+        analysis, spec, env = self.session.config.analysis, self.method.teacher, self.session.env
         if analysis is None or spec is None or not self.method.writes_skills:
             return [], {}
-        analyzer = self.policy if spec.analyzer == "update_start" else trainer.start()
-        skills = analyse(analyzer, episodes, analysis, number, self.ledger, self.session.env.brief)
-        self._journal_skills(number, episodes, skills)
-        audit = audit_skills(skills, episodes)
-        return skills, {
+        wanted = [i for i, episode in enumerate(episodes) if chosen(spec, episode)]
+        asked = [episodes[i] for i in wanted]
+        if spec.analyzer == "external":
+            style = self.policy.prompt_style
+            written = annotate(asked, analysis.annotator, env, style, analysis.max_tokens, number)
+        else:
+            analyzer = self.policy if spec.analyzer == "update_start" else trainer.start()
+            written = analyse(analyzer, asked, analysis, number, self.ledger, env.brief)
+        self.session.journal_skills(number, asked, written)
+        audit = audit_skills(written, asked)
+        skills = dict(zip(wanted, written, strict=True))
+        return [skills.get(i, NO_SKILL) for i in range(len(episodes))], {
             "skill/parse_rate": audit.usable,
             "skill/words": audit.words,
             "skill/duplicates": audit.duplicates,
             "skill/instances": audit.instances,
         }
 
-    def _rows(self, episodes: Sequence[Episode], skills: Sequence[Skill], number: int) -> tuple[list[Row], float]:
-        """Step rows of all episodes that may be learned from, with advantages and teacher prompts."""
+    def _teacher_texts(self, episodes: Sequence[Episode], skills: Sequence[Skill], number: int) -> Sequence[str | None]:
+        """What the teacher reads about each episode; None where it is not distilled."""
+        if self.method.teacher is None:
+            return [None] * len(episodes)
+        given = self._oracle_skill if self.method.teacher.context == "oracle_skill" else self._library_skill
+        groups = [i // self.config.group for i in range(len(episodes))]
+        key = (self.seed, SHUFFLE, number)
+        return teacher_texts(self.method.teacher, episodes, skills, groups, given, key)
+
+    def _library_skill(self, task: Task) -> str:
+        return self.session.skill("library", task)
+
+    def _oracle_skill(self, task: Task) -> str:
+        """The environment's own skill for a task, from its hidden state."""
+        if task.id not in self._oracle_skills:
+            self._oracle_skills[task.id] = oracle_skill(self.session.env, task)
+        return self._oracle_skills[task.id]
+
+    def _rehearsal(self, number: int) -> list[Sample]:
+        """The pairs of stage 1 that an update repeats."""
+        if self.method.rehearsal is None:
+            return []
+        if not self.rehearsed:
+            self.rehearsed = load_samples(self.cell.path / SAMPLES)
+        rng = np.random.default_rng([self.seed, REHEARSAL, number])
+        return [self.rehearsed[i] for i in rng.permutation(len(self.rehearsed))[: self.method.rehearsal.samples]]
+
+    def _rows(
+        self, episodes: Sequence[Episode], texts: Sequence[str | None]
+    ) -> tuple[list[Row], list[tuple[int, int]], float]:
+        """Step rows of all episodes that may be learned from, with advantages and teacher prompts.
+
+        Returns (rows, (episode, step) of each, share of degenerate groups).
+        """
         usable = [
             i
             for i, e in enumerate(episodes)
             if e.counted and e.stop_reason is not StopReason.CONTEXT_OVERFLOW and e.steps
         ]
         place = {index: n for n, index in enumerate(usable)}
-        steps = [(i, step) for i in usable for step in episodes[i].steps]
+        places = [(i, n) for i in usable for n in range(len(episodes[i].steps))]
+        steps = [episodes[i].steps[n] for i, n in places]
         groups = [i // self.config.group for i in range(len(episodes))]
         degenerate, values, kept = 0.0, torch.zeros(len(steps)), torch.zeros(len(steps), dtype=torch.bool)
         if self.method.advantage is not None and steps:
             values, kept, degenerate = objective.advantages(
                 torch.tensor([episodes[i].reward for i in usable], dtype=torch.float64),
                 torch.tensor([groups[i] for i in usable]),
-                torch.tensor([place[i] for i, _ in steps]),
-                torch.tensor([0.0 if step.valid else self.config.invalid_action_penalty for _, step in steps]),
+                torch.tensor([place[i] for i, _ in places]),
+                torch.tensor([0.0 if step.valid else self.config.invalid_action_penalty for step in steps]),
                 self.method.advantage,
+                states=state_numbers(steps),
+                step_rewards=torch.tensor([step.reward for step in steps], dtype=torch.float64),
             )
         rows = [
             Row(
@@ -204,13 +217,12 @@ class Training:
                 episode=i,
                 group=groups[i],
                 advantage=float(value) if keep else None,
+                teacher_prompt=teacher_prompt(step.prompt, texts[i]),
+                watched=groups[i] < self.config.detail,
             )
-            for (i, step), value, keep in zip(steps, values, kept, strict=True)
+            for (i, _), step, value, keep in zip(places, steps, values, kept, strict=True)
         ]
-        if self.method.teacher is not None:
-            contexts = teacher_prompts(rows, skills, self.method.teacher.context, groups, (self.seed, SHUFFLE, number))
-            rows = [dataclasses.replace(row, teacher_prompt=prompt) for row, prompt in zip(rows, contexts, strict=True)]
-        return rows, degenerate
+        return rows, places, degenerate
 
     def _active(self, rows: Sequence[Row]) -> dict[str, float]:
         """Share of the response tokens that have a teacher."""
@@ -236,8 +248,8 @@ class Training:
 
     def _reference(self) -> LocalPolicy:
         """The frozen policy at the start of stage 2."""
-        start = self.cell.path / "start"
-        spec = str(start) if self.method.start == "hindsight_sft" else self.session.config.policy
+        start = self.cell.path / START
+        spec = self.session.config.policy if self.method.start == "base" else str(start)
         reference = local(load_policy(spec, self.session.env))
         reference.share_encodings(self.policy)
         return reference
@@ -245,47 +257,52 @@ class Training:
     def _trainer(self) -> Trainer:
         spec = self.method.teacher
         frozen_needed = self.config.kl > 0 or (spec is not None and "start" in (spec.weights, spec.analyzer))
-        teacher = None
-        if spec is not None and spec.weights == "external":
-            teacher = local(load_policy(self.session.config.teacher, self.session.env))
-            if teacher.tokenizer.get_vocab() != self.policy.tokenizer.get_vocab():
-                raise HarnessError(
-                    f"teacher {self.session.config.teacher!r} cannot score the tokens of "
-                    f"{self.session.config.policy!r}: their vocabularies differ"
-                )
+        external = spec is not None and spec.weights == "external"
         return Trainer(
             self.policy,
             self.method,
             self.config,
             seed=self.seed,
             reference=self._reference() if frozen_needed else None,
-            teacher=teacher,
+            teacher=external_teacher(self.session, self.policy)
+            if spec is not None and spec.weights == "external"
+            else None,
         )
 
-    def _charge_play(self, episodes: Sequence[Episode]) -> int:
-        steps = [step for episode in episodes for step in episode.steps]
-        tokens = sum(len(step.response.token_ids) for step in steps)
-        self.ledger.episodes += len(episodes)
-        self.ledger.env_steps += len(steps)
-        self.ledger.sampled_tokens += tokens
-        self.ledger.flops += forward_flops(self.policy, (step.prompt for step in steps), tokens)
-        return tokens
-
-    def _journal_skills(self, update: int, episodes: Sequence[Episode], skills: Sequence[Skill]) -> None:
-        self.cell.append(
-            "skills.jsonl",
-            *(
-                {
-                    **dataclasses.asdict(skill),
-                    "update": update,
-                    "task": episode.task.id,
-                    "attempt": episode.attempt,
-                    "success": episode.success,
-                    "usable": skill.usable,
-                }
-                for episode, skill in zip(episodes, skills, strict=True)
-            ),
-        )
+    def _journal_credit(
+        self,
+        number: int,
+        episodes: Sequence[Episode],
+        texts: Sequence[str | None],
+        rows: Sequence[Row],
+        places: Sequence[tuple[int, int]],
+        credit: Mapping[int, Credit],
+    ) -> None:
+        """What the tokens of the watched rows were told to learn, one record per row (:mod:`harness.records`)."""
+        records = []
+        for index, (row, (episode, step)) in enumerate(zip(rows, places, strict=True)):
+            if row.watched:
+                found = credit.get(index)
+                records.append(
+                    {
+                        "update": number,
+                        "task": episodes[episode].task.id,
+                        "attempt": episodes[episode].attempt,
+                        "step": step,
+                        "ids": list(row.response),
+                        "tokens": self.policy.tokenizer.batch_decode([[token] for token in row.response]),
+                        "logp": list(row.logp_old),
+                        "teacher": found.teacher if found else None,
+                        "gate": found.gate if found else None,
+                        "advantage": row.advantage,
+                        "pull": found.pull if found else [0.0] * len(row.response),
+                        "skill": texts[episode] or "",
+                        "in_policy": row.advantage is not None,
+                        "in_distill": row.teacher_prompt is not None,
+                        "chosen": found is not None,
+                    }
+                )
+        self.cell.append("credit.jsonl", *records)
 
     def _checkpoint(self, trainer: Trainer, number: int) -> None:
         with self.cell.checkpoint(number) as path:
@@ -304,25 +321,11 @@ class Training:
         self.session.warnings.extend(progress["warnings"])
 
 
-class charged:
-    """Add the time spent inside to a ledger."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-
-    def __enter__(self) -> None:
-        self.wall, self.cpu = time.perf_counter(), time.process_time()
-
-    def __exit__(self, *_: object) -> None:
-        self.ledger.wall_seconds += time.perf_counter() - self.wall
-        self.ledger.cpu_seconds += time.process_time() - self.cpu
-
-
-def local(policy: Any) -> LocalPolicy:
-    """The policy, if it has weights."""
-    if not isinstance(policy, LocalPolicy):
-        raise HarnessError(f"{policy.spec!r} has no weights; a model directory or hub id is needed here")
-    return policy
+def state_numbers(steps: Sequence[Step]) -> torch.Tensor:
+    """A number for each step, equal where the agent saw the same text and the same pictures; ``[steps]``."""
+    numbers: dict[tuple[str, tuple[bytes, ...]], int] = {}
+    seen = [(s.observation["text"], tuple(image.tobytes() for image in s.observation["images"])) for s in steps]
+    return torch.tensor([numbers.setdefault(state, len(numbers)) for state in seen])
 
 
 def mean(values: Sequence[float]) -> float:

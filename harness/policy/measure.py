@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from harness.config import AnalysisConfig
-from harness.contracts import AgentEnv, Ledger, Prompt, Response, Task
-from harness.policy.base import Policy, Request, Sampling
+from harness.contracts import Ledger
+from harness.policy.base import Sampling
 from harness.policy.local import LocalPolicy
 from harness.pool import EnvPool
 from harness.registry import make_env
 from harness.rollout import Job, Rules, rollout
-from harness.seed import analyse
-from harness.skills import insert_skill
-
-
-class SkillReader(Policy):
-    """A policy that always sees the skill of the task at hand; ``skills`` by the first number of the request's key."""
-
-    def __init__(self, policy: LocalPolicy, skills: Sequence[str]) -> None:
-        self.policy, self.skills = policy, skills
-        self.spec, self.prompt_style = policy.spec, policy.prompt_style
-
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Response]:
-        told = [Request(insert_skill(r.prompt, self.skills[r.key[0]]), r.key) for r in requests]
-        return self.policy.generate(told, sampling)
-
-    def prompt_tokens(self, prompt: Prompt) -> int:
-        return self.policy.prompt_tokens(prompt)
+from harness.seed import analyse, oracle_skill
 
 
 @dataclass(frozen=True)
@@ -60,11 +44,11 @@ def measure(
     panel = env.panel("eval", tasks).tasks
     rules = Rules(history, max_steps, max_prompt_tokens=2048, sampling=Sampling(1.0, 32))
     jobs = [Job(task, 0, (index,)) for index, task in enumerate(panel)]
-    skills = [skill_of(env, task) for task in panel]
+    skills = [oracle_skill(env, task) for task in panel]
     with EnvPool(env_id, options) as pool:
         plain = rollout(policy, env, pool, jobs, rules)
-        skilled = rollout(SkillReader(policy, skills), env, pool, jobs, rules)
-        misled = rollout(SkillReader(policy, skills[1:] + skills[:1]), env, pool, jobs, rules)
+        skilled = rollout(policy, env, pool, told(jobs, skills), rules)
+        misled = rollout(policy, env, pool, told(jobs, skills[1:] + skills[:1]), rules)
     written = analyse(policy, plain, AnalysisConfig(max_tokens=96, max_prompt_tokens=2048), 0, Ledger(), env.brief)
     notes = [env.annotate(episode) for episode in plain]
     env.close()
@@ -79,7 +63,6 @@ def measure(
     )
 
 
-def skill_of(env: AgentEnv, task: Task) -> str:
-    """The oracle's skill for a task."""
-    env.reset(options={"task": task})
-    return env.oracle_skill()
+def told(jobs: Sequence[Job], skills: Sequence[str]) -> list[Job]:
+    """The jobs with a skill in the prompts of each."""
+    return [replace(job, skill=skill) for job, skill in zip(jobs, skills, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import yaml
 
 from harness.config import CellConfig, Recipe
 from harness.contracts import HarnessError
+from harness.methods import ReverseKL, Teacher
 from harness.policy import load
-from harness.recipes import expand, load_recipe, packaged
+from harness.recipes import expand, load_recipe
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -83,6 +85,81 @@ def test_only_what_matters_enters_a_hash(small: str) -> None:
     assert played[0] == played[1]
 
 
+def variant(name: str = "mine", **settings: Any) -> str:
+    return f"variants={yaml.safe_dump({name: settings}, default_flow_style=True, width=1000).strip()}"
+
+
+def test_variants_overlay_a_method_and_the_settings(small: str) -> None:
+    given = variant(
+        of="seed", start="base", signal={"kind": "reverse_kl"}, train={"updates": 3}, teacher={"weights": "start"}
+    )
+    cells = trained(load_recipe(small, [given, "methods=[seed, mine]"]))
+    mine, seed = cells["Sokoban-v1", "mine", 0], cells["Sokoban-v1", "seed", 0]
+    assert mine.method is not None
+    assert seed.method is not None
+    assert (mine.method.start, mine.method.signal) == ("base", ReverseKL())  # another kind replaces the signal
+    assert mine.method.teacher == Teacher(weights="start", context="own_skill")
+    assert mine.method.advantage == seed.method.advantage
+    assert (mine.train and mine.train.updates, mine.stage1) == (3, None)
+    assert (seed.train and seed.train.updates) == 8  # what the environment says about seed is not said about mine
+    own = load_recipe(small, [given, "methods=[mine]", "envs.Sokoban-v1.methods.mine.signal.coefficient=0.5"])
+    assert trained(own)["Sokoban-v1", "mine", 0].method.signal == ReverseKL(coefficient=0.5)  # type: ignore[union-attr]
+    alone = trained(load_recipe(small, [variant(of="seed", advantage=None), "methods=[mine]"]))
+    assert alone["EZPoints-v1", "mine", 1].method.advantage is None  # type: ignore[union-attr]
+
+
+def test_methods_that_train_nothing_are_evaluations(small: str) -> None:
+    cells = expand(load_recipe(small, ["methods=[vanilla, grpo, sft-teacher]", "seeds=[0]", "envs=[EZPoints-v1]"]))
+    rows = {cell.method.name if cell.method else cell.policy: cell for cell in cells}
+    assert set(rows) == {"oracle", "vanilla", "grpo", "sft-teacher"}  # vanilla is the base policy
+    assert rows["vanilla"].train is None
+    assert rows["sft-teacher"].train is not None
+    assert (rows["sft-teacher"].train.updates, rows["sft-teacher"].teacher) == (0, "tiny-teacher")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"start": "base"}, "variants.mine: say of which method it is a variant"),
+        ({"of": "sede"}, "unknown method 'sede'; did you mean 'seed'?"),
+        ({"of": "seed", "signl": {}}, "variants.mine: unknown setting 'signl'; did you mean 'signal'?"),
+        ({"of": "seed", "signal": {"bta": 1}}, "signal: unknown setting 'bta'; did you mean 'beta'?"),
+        ({"of": "seed", "signal": {"kind": "reverse_kl", "vocabulary": "ful"}}, "input should be 'sampled' or 'full'"),
+        ({"of": "seed", "teacher": {"analyzer": "external"}}, "analysis.annotator: an external analyzer is named here"),
+        (
+            {"of": "seed", "teacher": {"analyzer": "external"}, "analysis": {"annotator": "me"}},
+            "annotator (other than 'scripted') 'me' is not of the form",
+        ),
+        ({"of": "grpo", "analysis": {"max_tokens": 3}}, "methods.mine: unknown setting 'analysis'"),
+        ({"of": "seed", "rehearsal": {}, "start": "base"}, "only the start hindsight_sft has one"),
+        ({"of": "grpo", "train": {"updatez": 3}}, "train: unknown setting 'updatez'; did you mean 'updates'?"),
+    ],
+    ids=str,
+)
+def test_bad_variants(small: str, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(HarnessError) as error:
+        expand(load_recipe(small, [variant(**given), "methods=[mine]"]))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_variant_needs_a_name_of_its_own(small: str) -> None:
+    with pytest.raises(HarnessError, match="a registered method has this name already"):
+        expand(load_recipe(small, [variant("grpo", of="seed")]))
+    with pytest.raises(HarnessError, match="unknown method or variant 'mime'; did you mean 'mine'"):
+        expand(load_recipe(small, [variant(of="seed"), "methods=[mime]"]))
+
+
+def test_a_library_must_cover_the_tasks(small: str, tmp_path: Path) -> None:
+    library: dict[str, Any] = {"format": "skill-library-1", "name": "few", "provenance": {"author": "me"}}
+    path = tmp_path / "few.json"
+    path.write_text(json.dumps(library | {"skills": [{"env": "Sokoban-v1", "text": "Push it."}]}))
+    chosen = [f"library={path}", "methods=[sdar]"]
+    assert trained(load_recipe(small, [*chosen, "envs=[Sokoban-v1]"]))
+    with pytest.raises(HarnessError, match="'few' has no skill for EZPoints-v1"):
+        expand(load_recipe(small, chosen))
+
+
 def test_overrides(small: str) -> None:
     recipe = load_recipe(small, ["envs=[Sokoban-v1]", "methods=[grpo]", "seeds=[3]", "train.learning_rate=1e-4"])
     (cell,) = trained(recipe).values()
@@ -147,9 +224,3 @@ def test_bad_files(tmp_path: Path) -> None:
         with pytest.raises(HarnessError, match=message) as error:
             load_recipe(str(tmp_path / "bad.yaml"))
         assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("name", packaged())
-def test_packaged_recipes_expand(name: str) -> None:
-    assert load_recipe(name).name == name
-    assert expand(load_recipe(name))

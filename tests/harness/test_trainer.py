@@ -15,12 +15,22 @@ from toy_cells import toy_policy
 from harness import trainer as trainer_module
 from harness.config import AnalysisConfig, Stage1Config, TrainConfig
 from harness.contracts import Episode, HarnessError, Ledger, Prompt, Response, Skill, Step, StopReason, Task
-from harness.methods import SEED, Method, Signal, Teacher, get_method
+from harness.methods import SEED, GatedNLL, Method, ReverseKL, Reweighting, Teacher, get_method
 from harness.policy.base import Request, Sampling
 from harness.policy.local import LocalPolicy
-from harness.seed import NO_SKILL, analyse, hindsight_sft, sft_samples, teacher_prompts
+from harness.recipes import vary
+from harness.rows import Row, score_rows
+from harness.seed import (
+    NO_SKILL,
+    analyse,
+    fine_tune,
+    imitation_samples,
+    skill_samples,
+    teacher_prompt,
+    teacher_texts,
+)
 from harness.skills import insert_skill, read_skill
-from harness.trainer import Row, Trainer, score_rows
+from harness.trainer import Trainer
 
 GRPO = get_method("grpo")
 CONFIG = TrainConfig(learning_rate=1e-3, kl=0.0, grad_clip=1e9)
@@ -32,7 +42,7 @@ CLOSE = 5e-6
 def external(**signal: Any) -> Method:
     """Distillation from another policy, without reward."""
     teacher = Teacher(weights="external", context="plain")
-    return Method(name="opd", summary="", advantage=None, teacher=teacher, signal=Signal(kind="reverse_kl", **signal))
+    return Method(name="opd", summary="", advantage=None, teacher=teacher, signal=ReverseKL(**signal))
 
 
 def make_rows(policy: LocalPolicy, temperature: float = 1.0, skills: bool = True) -> list[Row]:
@@ -63,7 +73,7 @@ class Update:
     def __init__(self, rows: Sequence[Row], method: Method = GRPO, config: TrainConfig = CONFIG, **others: Any) -> None:
         self.policy, self.ledger = toy_policy(), Ledger()
         self.trainer = Trainer(self.policy, method, config, seed=0, **others)
-        self.statistics = self.trainer.update(rows, 1, self.ledger)
+        self.statistics, self.credit = self.trainer.update(rows, 1, self.ledger)
         self.gradients = {
             name: torch.zeros_like(weight) if weight.grad is None else weight.grad.clone()
             for name, weight in self.policy.model.named_parameters()
@@ -125,7 +135,7 @@ def test_the_first_kl_to_the_start_needs_no_scoring(rows: list[Row], monkeypatch
     done = Update(rows, config=CONFIG.model_copy(update={"kl": 0.5}), reference=reference)
     assert scored == []
     assert abs(done.statistics["loss/kl"]) < 1e-6
-    statistics = done.trainer.update(rows, 2, done.ledger)
+    statistics = done.trainer.update(rows, 2, done.ledger).statistics
     assert scored == [reference]
     assert statistics["loss/kl"] > 1e-5
     assert reference.fingerprint == start
@@ -148,20 +158,149 @@ def test_an_empty_skill_scores_exactly_as_the_plain_prompt(rows: list[Row]) -> N
     [
         ("empty_skill", []),
         ("own_skill", [read_skill("no JSON", "policy", 1)] * 12),
-        ("shuffled_skill", [NO_SKILL] * 12),
+        ("same_task_skill", [read_skill("no JSON", "policy", 1)] * 12),
+        ("other_task_skill", [NO_SKILL] * 12),
+        ("library", []),
     ],
 )
-def test_without_a_usable_skill_seed_is_grpo_bit_for_bit(rows: list[Row], context: str, skills: list[Skill]) -> None:
-    contexts = teacher_prompts(rows, skills, context, [i // 4 for i in range(12)], (0, 1))
-    assert contexts == [None] * 12
-    silent = [replace(row, teacher_prompt=prompt) for row, prompt in zip(rows, contexts, strict=True)]
-    assert SEED.teacher is not None
-    method = SEED.model_copy(update={"teacher": SEED.teacher.model_copy(update={"context": context})})
-    seed, grpo = Update(silent, method), Update(silent)
+def test_without_a_usable_skill_seed_is_grpo_bit_for_bit(rows: list[Row], context: Any, skills: list[Skill]) -> None:
+    teacher = Teacher(weights="update_start", context=context)
+    texts = teacher_texts(teacher, finished(12), skills, [i // 4 for i in range(12)], lambda task: "", (0, 1))
+    assert texts == [None] * 12
+    silent = [replace(row, teacher_prompt=teacher_prompt(row.prompt, texts[row.episode])) for row in rows]
+    seed, grpo = Update(silent, SEED.model_copy(update={"teacher": teacher})), Update(silent)
     assert seed.same(grpo)
     assert not Update(rows, SEED).same(grpo)
     assert {name: seed.statistics[name] for name in grpo.statistics} == grpo.statistics
     assert seed.ledger.rescored_tokens == 0
+
+
+def test_what_the_teacher_reads_about_each_episode() -> None:
+    episodes, groups = finished(8), [0, 0, 0, 0, 1, 1, 1, 1]
+    skills = [replace(NO_SKILL, text="" if n in (2, 5) else f"skill {n}") for n in range(8)]
+
+    def texts(context: Any, wanted: Any = "all") -> list[str | None]:
+        teacher = Teacher(weights="update_start", context=context, episodes=wanted)
+        return teacher_texts(teacher, episodes, skills, groups, lambda task: f"about {task.id}", (0, 1))
+
+    own = texts("own_skill")
+    assert own == [skill.text or None for skill in skills]
+    assert texts("library") == texts("oracle_skill") == [f"about t/{n}" for n in range(8)]
+    assert texts("own_skill", "successes") == [text if n % 2 else None for n, text in enumerate(own)]
+    assert texts("own_skill", "failures") == [None if n % 2 else text for n, text in enumerate(own)]
+    swapped, shuffled = texts("same_task_skill"), texts("other_task_skill")
+    assert (
+        {swapped[n] for n in (2, 5)} == {shuffled[n] for n in (2, 5)} == {None}
+    )  # an unusable skill distils nothing, wherever skills come from
+    assert sorted(filter(None, swapped)) == sorted(filter(None, shuffled)) == sorted(filter(None, own))
+    for n in set(range(8)) - {2, 5}:
+        given, far = skills.index(replace(NO_SKILL, text=swapped[n] or "")), int(str(shuffled[n])[-1])
+        assert given != n
+        assert groups[given] == groups[n] != groups[far]
+
+
+LOUD = GatedNLL(coefficient=1.0)
+NEIGHBOURS: dict[str, tuple[Method, Method]] = {
+    "coefficient 0 of seed is grpo": (SEED.model_copy(update={"signal": GatedNLL(coefficient=0.0)}), GRPO),
+    "seed with a library's skill for its own is sdar": (
+        SEED.model_copy(update={"start": "base", "signal": get_method("sdar").signal}),
+        get_method("sdar"),
+    ),
+    "seed with a constant gate is grpo-opsd": (
+        SEED.model_copy(update={"signal": GatedNLL(beta=0.0)}),
+        get_method("grpo-opsd"),
+    ),
+    "lambda 0 of rlsd is grpo": (vary(get_method("rlsd"), {"signal": {"coefficient": 0.0}}, ""), GRPO),
+    "coefficient 0 of skill-sd is grpo": (vary(get_method("skill-sd"), {"signal": {"coefficient": 0.0}}, ""), GRPO),
+    "coefficient 0 of opd-teacher-grpo is grpo": (
+        vary(get_method("opd-teacher-grpo"), {"signal": {"coefficient": 0.0}}, ""),
+        GRPO,
+    ),
+    "the frozen start at its own first update is the update's start": (
+        vary(SEED, {"signal": LOUD.model_dump(), "teacher": {"weights": "start"}}, ""),
+        vary(SEED, {"signal": LOUD.model_dump()}, ""),
+    ),
+    "rehearsal without pairs is seed": (vary(SEED, {"rehearsal": {}}, ""), SEED),
+}
+
+
+@pytest.mark.parametrize(("one", "other_method"), NEIGHBOURS.values(), ids=NEIGHBOURS)
+def test_methods_meet_their_neighbours(rows: list[Row], one: Method, other_method: Method) -> None:
+    start = {"reference": toy_policy(), "teacher": toy_policy(seed=1)}
+    assert distance(Update(rows, one, **start).gradients, Update(rows, other_method, **start).gradients) < CLOSE
+
+
+@pytest.mark.parametrize("name", ["opsd", "grpo-opsd", "skill-sd", "rlsd", "sdar", "opd-teacher", "opd-teacher-grpo"])
+def test_methods_differ_from_grpo_where_they_say_so(rows: list[Row], other: LocalPolicy, name: str) -> None:
+    method = get_method(name)
+    if method.signal is not None and name != "rlsd":
+        method = vary(method, {"signal": {"coefficient": 1.0}}, "")
+    assert distance(Update(rows, method, teacher=other).gradients, Update(rows).gradients) > 1e-3
+
+
+def test_rlsd_fades_into_grpo(rows: list[Row]) -> None:
+    rlsd, grpo = get_method("rlsd"), Update(rows)
+    assert isinstance(rlsd.signal, Reweighting)
+    faded = Trainer(toy_policy(), rlsd, CONFIG, seed=0)
+    faded.update(rows, rlsd.signal.decay_updates + 1, Ledger())
+    trained = {name: weight.grad for name, weight in faded.policy.model.named_parameters() if weight.grad is not None}
+    assert distance({name: grpo.gradients[name] for name in trained}, trained) < CLOSE
+    assert distance(grpo.gradients, Update(rows, rlsd).gradients) > 1e-3
+
+
+def test_a_gate_weighs_the_divergence_of_each_token(rows: list[Row], other: LocalPolicy) -> None:
+    def gradients(vocabulary: str, beta: float | None) -> dict[str, Tensor]:
+        given = [replace(row, advantage=None) for row in rows]
+        return Update(given, external(coefficient=1.0, vocabulary=vocabulary, beta=beta), teacher=other).gradients
+
+    for vocabulary in ("sampled", "full"):
+        plain, half, sharp = (gradients(vocabulary, beta) for beta in (None, 0.0, 5.0))
+        assert distance(plain, {name: 2 * value for name, value in half.items()}) < CLOSE
+        assert distance(plain, {name: 2 * value for name, value in sharp.items()}) > 1e-3
+
+
+def test_rehearsal_adds_the_gradient_of_the_answers(rows: list[Row]) -> None:
+    samples = [(row.prompt, row.response) for row in rows[:5]]
+    method = vary(SEED, {"rehearsal": {"coefficient": 0.3}}, "")
+    policy, ledger = toy_policy(), Ledger()
+    trainer = Trainer(policy, method, CONFIG.model_copy(update={"token_budget": 100}), seed=0)
+    statistics = trainer.update(rows, 1, ledger, samples).statistics
+    found = {name: weight.grad.clone() for name, weight in policy.model.named_parameters()}
+    fresh = toy_policy()
+    loss = -fresh.score(samples).logprobs.mean()
+    (0.3 * loss).backward()
+    alone = Update(rows, SEED)
+    added = {name: weight.grad for name, weight in fresh.model.named_parameters() if weight.grad is not None}
+    expected = {name: alone.gradients[name] + added.get(name, 0.0) for name in alone.gradients}
+    assert distance(expected, found) < CLOSE
+    assert statistics["loss/rehearsal"] == pytest.approx(loss.item(), rel=1e-5)
+    assert ledger.trained_tokens - alone.ledger.trained_tokens == sum(len(answer) for _, answer in samples)
+
+
+def test_credit_tells_what_each_token_was_told_to_learn(rows: list[Row]) -> None:
+    """GRPO pulls every token by its advantage; SEED adds lambda g, in the share of the distilled tokens."""
+    watched = [replace(row, watched=row.group != 1) for row in rows]
+    grpo = Update(watched).credit
+    assert sorted(grpo) == [i for i, row in enumerate(watched) if row.watched]
+    for i, credit in grpo.items():
+        assert (credit.teacher, credit.gate) == (None, None)
+        assert credit.pull == pytest.approx([rows[i].advantage] * len(rows[i].response), rel=1e-5)
+
+    method = SEED.model_copy(update={"signal": LOUD})
+    seed = Update(watched, method)
+    assert seed.same(Update(rows, method))  # watching changes nothing
+    tokens = sum(len(row.response) for row in rows)
+    distilled = sum(len(row.response) for row in rows if row.teacher_prompt)
+    for i, credit in seed.credit.items():
+        if rows[i].teacher_prompt is None:
+            assert credit.pull == pytest.approx(grpo[i].pull, rel=1e-5)
+            continue
+        assert credit.teacher is not None
+        assert credit.gate is not None
+        gates = torch.sigmoid(5 * (torch.tensor(credit.teacher) - torch.tensor(rows[i].logp_old)))
+        assert credit.gate == pytest.approx(gates.tolist(), abs=1e-6)
+        expected = [pull + gate * tokens / distilled for pull, gate in zip(grpo[i].pull, credit.gate, strict=True)]
+        assert credit.pull == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_plain_teacher_with_the_same_weights_opens_every_gate_halfway(rows: list[Row]) -> None:
@@ -190,10 +329,12 @@ def test_a_row_without_skill_is_not_distilled(rows: list[Row], monkeypatch: pyte
 
 METHODS = {
     "grpo": GRPO,
-    "seed": SEED.model_copy(update={"signal": Signal(kind="gated_nll", coefficient=1.0)}),
+    "seed": SEED.model_copy(update={"signal": GatedNLL(coefficient=1.0)}),
     "seed-current": SEED.model_copy(
-        update={"teacher": Teacher(weights="current", context="own_skill"), "signal": Signal(kind="gated_nll")}
+        update={"teacher": Teacher(weights="current", context="own_skill"), "signal": GatedNLL()}
     ),
+    "skill-sd": vary(get_method("skill-sd"), {"signal": {"coefficient": 1.0}}, ""),
+    "rlsd": get_method("rlsd"),
     "opd": external(coefficient=1.0),
     "opd-full": external(coefficient=1.0, vocabulary="full"),
 }
@@ -233,8 +374,8 @@ def test_rows_that_no_term_uses_change_nothing(rows: list[Row]) -> None:
 def test_loss_components_do_not_rescale_each_other(rows: list[Row], other: LocalPolicy) -> None:
     """grad(total) = grad(policy) + lambda grad(distillation) + beta grad(KL), each as it is when it stands alone."""
     rows = [replace(row, advantage=None) if row.group == 2 else row for row in rows]  # distilled or idle
-    method = SEED.model_copy(update={"signal": Signal(kind="gated_nll", coefficient=0.5)})
-    mute = SEED.model_copy(update={"signal": Signal(kind="gated_nll", coefficient=0.0)})
+    method = SEED.model_copy(update={"signal": GatedNLL(coefficient=0.5)})
+    mute = SEED.model_copy(update={"signal": GatedNLL(coefficient=0.0)})
     no_reward = [replace(row, advantage=None) for row in rows]
     together, alone = Update(rows, method).gradients, Update(rows, GRPO).gradients
     assert distance(alone, Update(rows, mute).gradients) < CLOSE
@@ -285,16 +426,16 @@ def finished(count: int) -> list[Episode]:
     return episodes
 
 
-def test_hindsight_sft_teaches_to_write_skills() -> None:
+def test_fine_tune_teaches_to_write_skills() -> None:
     policy, episodes, ledger = toy_policy(), finished(8), Ledger()
     answer = '{"episode_summary": "1 steps.", "episode_skill": "Open the left door."}'
     skills = [read_skill(answer, "scripted", -1)] * 7 + [NO_SKILL]
-    samples = sft_samples(policy, episodes, skills, 256)
+    samples = skill_samples(policy, episodes, skills, 256)
     assert len(samples) == 7
     settings = Stage1Config(epochs=1, batch=4, learning_rate=1e-2)
-    first = hindsight_sft(policy, samples, settings, 0, 512, ledger, lambda done, total: None)
+    first = fine_tune(policy, samples, settings, 0, 512, ledger, lambda done, total: None)
     settings = settings.model_copy(update={"epochs": 12})
-    last = hindsight_sft(policy, samples, settings, 0, 512, ledger, lambda done, total: None)
+    last = fine_tune(policy, samples, settings, 0, 512, ledger, lambda done, total: None)
     assert last < 0.2 * first
     written = analyse(policy, episodes, AnalysisConfig(max_tokens=16), 1, ledger)
     assert [skill.text for skill in written] == [SKILL] * 8
@@ -303,9 +444,13 @@ def test_hindsight_sft_teaches_to_write_skills() -> None:
     assert ledger.trained_tokens == 13 * sum(len(tokens) for _, tokens in samples)
 
 
-def test_stage_1_without_any_skill_is_one_clear_line() -> None:
+def test_nothing_to_learn_from_is_one_clear_line() -> None:
     with pytest.raises(HarnessError, match="no usable skill"):
-        hindsight_sft(toy_policy(), [], Stage1Config(), 0, 512, Ledger(), lambda done, total: None)
+        skill_samples(toy_policy(), finished(2), [NO_SKILL] * 2, 256)
+    failures = finished(3)[::2]
+    with pytest.raises(HarnessError, match="solved none of its 2 episodes"):
+        imitation_samples(failures, "successes")
+    assert len(imitation_samples(failures, "all")) == 2
 
 
 def test_episodes_without_a_step_or_a_score_are_not_analysed() -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
 import pytest
-from toy_cells import run_in_child, run_toy, toy_config, toy_policy
+from toy_cells import LIBRARY_SKILL, run_in_child, run_toy, toy_config, toy_policy
 
 from harness.contracts import HarnessError
 from harness.methods import SEED, Advantage, Method
+from harness.recipes import vary
 from harness.store import CellDir
 
 WEIGHTS = "policy/model.safetensors"
@@ -52,7 +54,12 @@ def everything(cell: CellDir) -> dict[str, Any]:
     manifest = cell.read_json("manifest.json")
     return {
         "weights": (cell.path / WEIGHTS).read_bytes(),
-        "episodes": pyarrow.parquet.read_table(cell.path / "episodes.parquet").to_pylist(),
+        "pictures": sorted(path.name for path in (cell.path / "pictures").iterdir()),
+        **{
+            name: pyarrow.parquet.read_table(cell.path / f"{name}.parquet").to_pylist()
+            for name in ("episodes", "credit")
+            if (cell.path / f"{name}.parquet").is_file()
+        },
         **{name: timeless(cell.records(name)) for name in ("metrics.jsonl", "evals.jsonl", "skills.jsonl")},
         **{name: timeless(manifest[name]) for name in ("ledger", "warnings", "protocol", "panel", "train_panel")},
     }
@@ -64,6 +71,8 @@ def trained_episodes(cell: CellDir) -> list[dict[str, Any]]:
 
 
 # ------------------------------------------------------------------------------------------------ kill and resume
+
+VARIANTS = {"seed-rehearsed": vary(SEED, {"rehearsal": {"samples": 4}}, "")}
 
 KILLS = {
     "seed": [
@@ -82,6 +91,16 @@ KILLS = {
     "opd-teacher": [
         ("torch:save", 3),  # in checkpoint 2
     ],
+    "sft-teacher": [
+        ("torch.nn.utils:clip_grad_norm_", 2),  # while it imitates
+    ],
+    "skill-grpo": [
+        ("harness.cell:Session.journal", 2),  # between the start's two evaluations
+        ("harness.training:Training.update", 3),
+    ],
+    "seed-rehearsed": [
+        ("harness.training:Training.update", 2),  # its pairs of stage 1 are read again
+    ],
 }
 """For every method, where its run is killed, one after the other; each goes on where the one before stopped."""
 
@@ -91,7 +110,7 @@ KILLS = {
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
     policy: Path, teacher: Path, tmp_path: Path, method: str
 ) -> None:
-    config = toy_config(policy, method, teacher if method == "opd-teacher" else "", mini_batches=2)
+    config = toy_config(policy, VARIANTS.get(method, method), teacher, mini_batches=2)
     whole = run_toy(config, tmp_path / "whole", workers=2)
     killed = CellDir(tmp_path / "killed")
     for place in KILLS[method]:
@@ -102,8 +121,9 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
                 file.write('{"update": 9, "succ')  # as if the kill had torn a line
     assert run_in_child(config, killed.path) == 0
     expected, found = everything(whole), everything(killed)
-    assert len(expected["metrics.jsonl"]) == 3
-    assert [record["update"] for record in expected["evals.jsonl"]] == [0, 2, 3]
+    updates = 0 if method == "sft-teacher" else 3
+    assert len(expected["metrics.jsonl"]) == updates
+    assert sorted({record["update"] for record in expected["evals.jsonl"]}) == ([0, 2, 3] if updates else [0])
     for name, value in expected.items():
         assert found[name] == value, name
 
@@ -145,6 +165,45 @@ def test_the_announcement_survives_a_kill(policy: Path, tmp_path: Path) -> None:
     config = toy_config(policy, without_start())
     assert run_in_child(config, tmp_path, dies_at=("harness.training:Training.update", 3)) == -9
     assert len(run_toy(config, tmp_path).read_json("manifest.json")["warnings"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("teacher", "same"),
+    [({"analyzer": "external"}, False), ({"context": "oracle_skill"}, False), ({"episodes": "failures"}, True)],
+    ids=str,
+)
+def test_whose_skills_are_read(
+    policy: Path, grpo: CellDir, tmp_path: Path, teacher: dict[str, Any], same: bool
+) -> None:
+    """A policy of random weights writes nothing readable; a scripted analyst and the environment do."""
+    config = toy_config(policy, vary(without_start(), {"teacher": teacher, "signal": {"coefficient": 1.0}}, ""))
+    assert config.analysis is not None
+    config = config.model_copy(update={"analysis": config.analysis.model_copy(update={"annotator": "scripted"})})
+    cell = run_toy(config, tmp_path)
+    assert ((cell.path / WEIGHTS).read_bytes() == (grpo.path / WEIGHTS).read_bytes()) is same
+    skills = cell.records("skills.jsonl")
+    if teacher == {"analyzer": "external"}:
+        assert {skill["author"] for skill in skills} == {"scripted"}
+        assert all(skill["usable"] for skill in skills)
+    if teacher == {"episodes": "failures"}:
+        assert not any(skill["success"] for skill in skills)
+    told = {text for text in pyarrow.parquet.read_table(cell.path / "credit.parquet")["skill"].to_pylist() if text}
+    assert bool(told) is not same
+
+
+def test_skills_in_the_prompts_of_training_and_evaluation(policy: Path, grpo: CellDir, tmp_path: Path) -> None:
+    cell = run_toy(toy_config(policy, "skill-grpo"), tmp_path)
+    evaluations = cell.records("evals.jsonl")
+    assert [(record["update"], record["skills"]) for record in evaluations] == [
+        (update, context) for update in (0, 2, 3) for context in ("plain", "library")
+    ]
+    assert evaluations[0]["results"] == grpo.records("evals.jsonl")[0]["results"]  # the same policy, ordinary prompts
+    episodes = pyarrow.parquet.read_table(cell.path / "episodes.parquet").to_pylist()
+    for episode in episodes:
+        if episode["detail"]:
+            told = [LIBRARY_SKILL in step["prompt"] for step in json.loads(episode["trace"])]
+            assert all(told) if episode["skills"] == "library" else not any(told)
+    assert {episode["skills"] for episode in episodes if episode["phase"] == "train"} == {"library"}
 
 
 def test_the_empty_skill_control_is_grpo_and_silent_on_purpose(policy: Path, grpo: CellDir, tmp_path: Path) -> None:

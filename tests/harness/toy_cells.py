@@ -15,7 +15,7 @@ import torch
 from toy_envs import Doors
 
 from harness.cell import run_cell
-from harness.config import AnalysisConfig, CellConfig, EnvConfig, EvalConfig, Stage1Config, TrainConfig
+from harness.config import AnalysisConfig, CellConfig, EnvConfig, EvalConfig, ImitationConfig, Stage1Config, TrainConfig
 from harness.methods import Method, get_method
 from harness.policy.local import LocalPolicy
 from harness.policy.tiny import build_tokenizer, new_tiny, tiny_config
@@ -37,17 +37,38 @@ def toy_policy(seed: int = 0, vocabulary: int = 340) -> LocalPolicy:
     return policy
 
 
+LIBRARY_SKILL = "Open the right door."
+
+
+def toy_library(place: Path) -> Path:
+    """A skill library about the toy environment."""
+    skills = [{"env": "toy_envs:Doors", "text": LIBRARY_SKILL}]
+    library = {"format": "skill-library-1", "name": "toy", "provenance": {"author": "test"}, "skills": skills}
+    place.write_text(json.dumps(library))
+    return place
+
+
 def toy_config(policy: Path | str, method: Method | str = "grpo", teacher: Path | str = "", **train: Any) -> CellConfig:
     """Three updates of two tasks, twice attempted; skills are readable because stage 1 makes them so."""
     method = get_method(method) if isinstance(method, str) else method
-    settings = {"updates": 3, "tasks": 2, "group": 4, "panel_size": 3, "learning_rate": 1e-3, "checkpoint_every": 1}
+    library = str(toy_library(Path(policy).parent / "library.json")) if method.reads_library else ""
+    settings = {
+        "updates": 3 if method.learns else 0,
+        "tasks": 2,
+        "group": 4,
+        "panel_size": 3,
+        "learning_rate": 1e-3,
+        "checkpoint_every": 1,
+    }
     return CellConfig(
         env=EnvConfig(id="toy_envs:Doors", max_prompt_tokens=128, max_response_tokens=4),
         policy=str(policy),
         method=method,
         teacher=str(teacher),
+        library=library,
         seed=5,
         train=TrainConfig(**(settings | train)),
+        imitation=ImitationConfig(tasks=3, attempts=4, episodes="all", epochs=2, batch=4, learning_rate=1e-3),
         stage1=Stage1Config(tasks=3, attempts=4, temperature=1.0, epochs=8, batch=4, learning_rate=1e-2),
         analysis=AnalysisConfig(max_tokens=16, max_prompt_tokens=256),
         eval=EvalConfig(panel_size=4, temperature=1.0, every=2, batch=3),

@@ -106,6 +106,9 @@ class Doors(AgentEnv):
         assert self.task is not None
         return str(self.task.spec["prize"])
 
+    def oracle_skill(self) -> str:
+        return f"Open the {self.oracle()} door."
+
     def annotate(self, episode: Episode) -> tuple[str, str] | None:
         last = episode.steps[-1].action
         return f"{len(episode.steps)} steps.", f"{'Open' if episode.success else 'Avoid'} the {last} door."

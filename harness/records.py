@@ -1,0 +1,147 @@
+"""The long records of a cell: the steps of its episodes with their pictures, and the credit of each token.
+
+An episode's steps are one JSON string, its ``trace``, so that the parquet file stays flat: a list of
+``{observation, response, action, valid, reward}``. Detailed episodes also say what the policy was shown: ``prompt``,
+the text of the very prompt, and ``pictures``, names of files in the cell's ``pictures/`` in the order of the
+placeholders.
+
+``credit.parquet`` has one row per step of each detailed training episode; :func:`read_credit` lists its columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import PIL.Image
+
+from harness.config import CellConfig
+from harness.contracts import Episode, HarnessError, Image, Prompt, Step
+from harness.store import CellDir, writing
+from harness.validation import validate
+
+PICTURES = "pictures"
+"""Directory of a cell that holds the pictures of its detailed episodes."""
+
+CREDIT_COLUMNS = (
+    "update",
+    "task",
+    "attempt",
+    "step",
+    "ids",
+    "tokens",
+    "logp",
+    "teacher",
+    "gate",
+    "advantage",
+    "pull",
+    "skill",
+    "in_policy",
+    "in_distill",
+    "chosen",
+)
+
+
+def trace(episode: Episode, pictures: Path | None) -> str:
+    """The steps as JSON; where ``pictures`` is a directory, with prompts and pictures, which are written there.
+
+    Raises HarnessError where a picture cannot be written.
+    """
+    return json.dumps([_step(step, pictures) for step in episode.steps], ensure_ascii=False)
+
+
+def read_trace(text: str) -> list[dict[str, Any]]:
+    """The steps in a ``trace``."""
+    steps: list[dict[str, Any]] = json.loads(text)
+    return steps
+
+
+def _step(step: Step, pictures: Path | None) -> dict[str, Any]:
+    record = {
+        "observation": step.observation["text"],
+        "response": step.response.text,
+        "action": step.action,
+        "valid": step.valid,
+        "reward": step.reward,
+    }
+    if pictures is None:
+        return record
+    names = [save_picture(image, pictures) for image in step.prompt.images]
+    return {**record, "prompt": step.prompt.text, "pictures": names}
+
+
+def finished_cell(path: Path) -> tuple[CellDir, CellConfig]:
+    """A finished cell's directory and configuration. Raises HarnessError where there is none, or one not finished."""
+    cell = CellDir(path)
+    if not (path / "config.json").is_file():
+        raise HarnessError(f"no cell at {path}: name a directory such as results/quick/cells/HASH")
+    config = validate(CellConfig, cell.read_json("config.json"), str(path / "config.json"))
+    if not cell.finished:
+        raise HarnessError(f"the cell at {path} is not finished; resume it with `harness run`")
+    return cell, config
+
+
+# ------------------------------------------------------------------------------------------------ pictures
+
+
+def save_picture(image: Image, directory: Path) -> str:
+    """Write a picture unless it is there; returns its name: 16 hex digits of the SHA-256 of the file, ``.png``."""
+    name, data = _png(image.shape, image.tobytes())
+    path = directory / name
+    if not path.exists():
+        with writing(path):
+            directory.mkdir(exist_ok=True)
+            # Whole or absent after a kill. Forcing thousands of small files to the disk would cost more than playing.
+            temporary = path.with_name(f"{name}.tmp")
+            temporary.write_bytes(data)
+            temporary.replace(path)
+    return name
+
+
+@lru_cache(maxsize=256)  # environments show the same picture again and again
+def _png(shape: tuple[int, ...], pixels: bytes) -> tuple[str, bytes]:
+    file = io.BytesIO()
+    PIL.Image.fromarray(np.frombuffer(pixels, np.uint8).reshape(shape)).save(file, "PNG")
+    data = file.getvalue()
+    return f"{hashlib.sha256(data).hexdigest()[:16]}.png", data
+
+
+def read_picture(path: Path) -> Image:
+    """A picture, (H, W, 3) uint8. Raises HarnessError where it is missing or broken."""
+    try:
+        with PIL.Image.open(path) as file:
+            return np.asarray(file.convert("RGB"))
+    except OSError as error:
+        raise HarnessError(f"cannot read the picture {path}: {error}") from error
+
+
+def read_prompt(step: dict[str, Any], cell: CellDir) -> Prompt:
+    """The prompt of a detailed step, pictures included. Raises HarnessError where a picture is missing or broken."""
+    return Prompt(step["prompt"], tuple(read_picture(cell.path / PICTURES / name) for name in step["pictures"]))
+
+
+# -------------------------------------------------------------------------------------------------- credit
+
+
+def read_credit(cell: CellDir) -> pd.DataFrame:
+    """The credit of each token of a finished cell's detailed training episodes; empty where none was kept.
+
+    One row per step. Columns: ``update``, ``task``, ``attempt``, ``step`` (0-based); per response token ``ids``,
+    ``tokens`` (their texts), ``logp`` (l, at the update's start), ``teacher`` (l_s) and ``gate`` (g) or None, ``pull``
+    (-dL/dl at the update's start in units in which plain GRPO gives the advantage); ``advantage`` of the row, NaN where
+    it has no policy gradient; ``skill`` that the teacher read, else empty; ``in_policy``, ``in_distill``; ``chosen``
+    (False: left out by ``train.max_rows``). Raises HarnessError where the file is broken.
+    """
+    path = cell.path / "credit.parquet"
+    if not path.is_file():
+        return pd.DataFrame(columns=list(CREDIT_COLUMNS))
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise HarnessError(f"cannot read {path}: {error}") from error
