@@ -96,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
         return made
 
     listing = command("list", _list, "Show what is registered.")
-    listing.add_argument("what", choices=["envs", "methods", "recipes", "panels"])
+    listing.add_argument("what", choices=["envs", "methods", "recipes", "panels", "published"])
     listing.add_argument("env", nargs="?", help="panels: environment whose panels are built, counted and hashed")
     _env_options(listing)
 
@@ -146,6 +146,20 @@ def parser() -> argparse.ArgumentParser:
 
     report = command("report", _report, "Write tables, figures and report.html of a run's finished cells.")
     report.add_argument("directory", type=Path, metavar="DIR", help="what `harness run --out` wrote")
+    report.add_argument(
+        "--with-published", action="store_true", help="put the papers' numbers beside the measured ones"
+    )
+    report.add_argument("--published", type=Path, metavar="DIR", help="the same, with the numbers of another directory")
+    report.add_argument(
+        "--budget",
+        action="append",
+        metavar="NAME",
+        help="compare at this budget, repeatable: updates, sampled_tokens, all_tokens, any column of the ledger "
+        "(default: episodes, sampled_tokens, cpu_seconds)",
+    )
+    report.add_argument(
+        "--threshold", type=_percent, metavar="PERCENT", help="success whose price is told (default: grpo's last)"
+    )
 
     perf = command("perf", _perf, "Measure speed and memory against straightforward references, as ratios.")
     perf.add_argument("part", nargs="?", choices=["rollout", "update", "memory", "engine"], help="default: all four")
@@ -243,14 +257,23 @@ def _positive(text: str) -> float:
     return value
 
 
+def _percent(text: str) -> float:
+    value = float(text) / 100
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError("must be above 0 and at most 100")
+    return value
+
+
 # ------------------------------------------------------------------------------------------------ commands
 
 
 def _list(options: argparse.Namespace) -> int:
-    from harness import listing
+    from harness import listing, published
 
     if options.what == "panels":
         table = listing.panels(options.env, _options(options.env_option))
+    elif options.what == "published":
+        table = published.listing(published.load(published.default_directory()))
     else:
         table = {"envs": listing.envs, "methods": listing.methods, "recipes": listing.recipes}[options.what]()
     Console().print(table)
@@ -307,7 +330,7 @@ def _eval(options: argparse.Namespace) -> int:
     from harness.config import EnvConfig, EvalConfig
     from harness.evaluate import evaluate, show
     from harness.policy.api import PREFIX, Calls
-    from harness.recipes import validate
+    from harness.validation import validate
 
     prices = (options.price_in, options.price_out)
     if prices.count(None) == 1:
@@ -342,9 +365,11 @@ def _eval(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from harness.report import comparison_text, write_report
+    from harness.published import default_directory
+    from harness.report import BUDGET_COLUMNS, comparison_text, write_report
 
-    page = write_report(options.directory)
+    published = options.published or (default_directory() if options.with_published else None)
+    page = write_report(options.directory, published, options.budget or BUDGET_COLUMNS, options.threshold)
     console = Console()
     console.print(comparison_text(options.directory))
     console.print(f"report: {page}", soft_wrap=True)

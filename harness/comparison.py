@@ -6,7 +6,7 @@ one setting are compared, and averages over environments take one setting per en
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,8 +14,10 @@ import numpy as np
 import pandas as pd
 
 from harness import statistics as st
-from harness.contracts import ProtocolCard
-from harness.frames import Cell
+from harness.config import CellConfig
+from harness.contracts import ProtocolCard, unknown
+from harness.differences import Paired, paired, pooled_seed_variance
+from harness.frames import STAR, Cell
 from harness.statistics import Estimate, Floats, Outcomes
 
 
@@ -28,19 +30,50 @@ class Budget:
     fields: tuple[str, ...]
 
 
+TOKENS = ("sampled_tokens", "analyzer_tokens", "rescored_tokens", "trained_tokens")
+
 BUDGETS = {
+    "updates": Budget("Updates", "updates", ()),
     "episodes": Budget("Training episodes", "episodes", ("episodes",)),
-    "sampled_tokens": Budget(
-        "Sampled tokens (acting + analysis)", "sampled tokens", ("sampled_tokens", "analyzer_tokens")
-    ),
     "env_steps": Budget("Environment steps", "steps", ("env_steps",)),
-    "trained_tokens": Budget("Trained tokens", "trained tokens", ("trained_tokens",)),
+    "sampled_tokens": Budget("Sampled tokens (acting + analysis)", "sampled tokens", TOKENS[:2]),
+    "all_tokens": Budget("All tokens (acting + analysis + re-scored + trained)", "all tokens", TOKENS),
+    "acting_tokens": Budget("Sampled tokens (acting only)", "acting tokens", TOKENS[:1]),
+    "analyzer_tokens": Budget("Sampled tokens (analysis only)", "analysis tokens", TOKENS[1:2]),
+    "rescored_tokens": Budget("Re-scored tokens", "re-scored tokens", TOKENS[2:3]),
+    "trained_tokens": Budget("Trained tokens", "trained tokens", TOKENS[3:]),
+    "optimizer_steps": Budget("Optimizer steps", "optimizer steps", ("optimizer_steps",)),
+    "wall_seconds": Budget("Wall-clock seconds", "wall s", ("wall_seconds",)),
     "cpu_seconds": Budget("CPU seconds", "CPU s", ("cpu_seconds",)),
     "flops": Budget("Estimated FLOPs", "FLOPs", ("flops",)),
 }
+"""What success can be compared at, by name: every column of the ledger, sums of its tokens, and the updates."""
+
+
+def check_budget(name: str) -> str:
+    """The name, if it is one of :data:`BUDGETS`; else HarnessError with the nearest one."""
+    if name not in BUDGETS:
+        raise unknown("budget", name, BUDGETS)
+    return name
+
 
 REFERENCE = "grpo"
 """The method others are compared with, if it was run."""
+UNTRAINED = "vanilla"
+"""The untrained start, which trained methods are compared with too; ``base (POLICY)`` is its evaluation alone."""
+FAMILIES = (
+    "random",
+    "untrained",
+    "imitation",
+    "reinforcement learning",
+    "skills in prompts",
+    "teacher distillation",
+    "self-distillation",
+    "seed",
+    "other policies",
+    "oracle",
+)
+"""Row order of the tables."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +102,11 @@ class Arm:
 
     setting: Setting
     method: str
+    """Name of its row; with a star where skills are in the prompt at evaluation."""
+    config: CellConfig
+    """Of one of its seeds; the others differ in the seed alone."""
     trained: bool
+    """Whether the policy's weights were changed."""
     seeds: tuple[int, ...]
     updates: tuple[int, ...]
     success: Floats
@@ -111,6 +148,8 @@ class Arm:
 
     def spent(self, budget: str) -> Floats:
         """(U, S) budget spent at each evaluation."""
+        if not BUDGETS[budget].fields:
+            return np.repeat(np.array(self.updates, dtype=float)[:, None], len(self.seeds), axis=1)
         spent: Floats = np.sum([self.ledgers[name] for name in BUDGETS[budget].fields], axis=0)
         return spent
 
@@ -118,6 +157,10 @@ class Arm:
     def n(self) -> str:
         crashed = f" ({self.excluded} excluded)" if self.excluded else ""
         return f"{len(self.seeds)} × {self.outcomes().played}{crashed}"
+
+
+Measure = Callable[[Arm], Outcomes | None]
+"""What a method is judged by, e.g. ``Arm.outcomes``; None where a method has no such outcomes."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +172,10 @@ class Comparison:
 
     @property
     def methods(self) -> list[str]:
-        """Row order of the tables: random, base, the reference, other methods, seed, other policies, oracle."""
-        trained = {method: arm.trained for (_, method), arm in self.arms.items()}
-        return sorted(trained, key=lambda method: (_rank(method, trained[method]), method))
+        """Row order of the tables: by family; in it the untrained start, the reference or seed first."""
+        first = (UNTRAINED, REFERENCE, "seed")
+        configs = {method: arm.config for (_, method), arm in self.arms.items()}
+        return sorted(configs, key=lambda m: (family(m, configs[m]), m.rstrip(STAR) not in first, m))
 
     @property
     def reference(self) -> str | None:
@@ -141,6 +185,18 @@ class Comparison:
         """The arms of a setting in row order."""
         found = [self.arms[setting.name, method] for method in self.methods if (setting.name, method) in self.arms]
         return [arm for arm in found if arm.trained or not trained_only]
+
+    def contrast(self, ours: Arm, theirs: Arm, measure: Measure = Arm.outcomes) -> Paired:
+        """Ours minus theirs in one setting; ``measure`` says in what, by default in final success."""
+        arms = self.arms_of(ours.setting, trained_only=True)
+        # Plain and starred rows are one training measured twice: the plain one, put in last, stays.
+        starred_first = sorted(arms, key=lambda arm: not arm.method.endswith(STAR))
+        trainings = {arm.method.removesuffix(STAR): measure(arm) for arm in starred_first}
+        pooled = pooled_seed_variance([found for found in trainings.values() if found])
+        a, b = measure(ours), measure(theirs)
+        if a is None or b is None:
+            raise ValueError(f"{ours.method} and {theirs.method} were not both measured")
+        return paired(a, b, pooled, (ours.trained, theirs.trained))
 
     @property
     def cards(self) -> tuple[tuple[str, ProtocolCard], ...]:
@@ -162,11 +218,22 @@ class Comparison:
         )
 
 
-def _rank(method: str, trained: bool) -> int:
-    name = method.split(" ", 1)[0]
-    if trained:
-        return {REFERENCE: 2, "seed": 4}.get(name, 3)
-    return {"random": 0, "base": 1, "oracle": 6}.get(name, 5)
+def family(name: str, config: CellConfig) -> int:
+    """Place of a row's family in :data:`FAMILIES`, read from what the method does."""
+    method = config.method
+    if method is None:
+        base = name.startswith("base (")
+        return FAMILIES.index(name if name in ("random", "oracle") else "untrained" if base else "other policies")
+    of_episodes = method.teacher is not None and method.teacher.context not in ("plain", "library")
+    if method.name == "seed" or method.name.startswith("seed-") or of_episodes:
+        return FAMILIES.index("seed")
+    if not method.trains:
+        return FAMILIES.index("untrained")
+    if not method.learns:
+        return FAMILIES.index("imitation")
+    if method.teacher is None:
+        return FAMILIES.index("skills in prompts" if method.rollout == "library" else "reinforcement learning")
+    return FAMILIES.index("teacher distillation" if method.teacher.weights == "external" else "self-distillation")
 
 
 # ------------------------------------------------------------------------------------------------ grouping
@@ -179,7 +246,7 @@ def compare(cells: Sequence[Cell], evaluations: pd.DataFrame) -> Comparison:
     order = sorted(cards, key=lambda key: (key[0], -int(sizes[key]), key[1]))
     settings: list[Setting] = []
     arms: dict[tuple[str, str], Arm] = {}
-    trained = {cell.method: cell.config.method is not None for cell in cells}
+    examples = {(cell.method, cell.key["card"]): cell for cell in cells}
     for env, card in order:
         rows = evaluations[(evaluations["env"] == env) & (evaluations["card"] == card)]
         if rows.empty:
@@ -191,11 +258,12 @@ def compare(cells: Sequence[Cell], evaluations: pd.DataFrame) -> Comparison:
         setting = Setting(name, env, cards[env, card], card, rank == 0, tuple(tasks["task"]), kinds)
         settings.append(setting)
         for method, part in rows.groupby("method"):
-            arms[name, str(method)] = _arm(setting, str(method), trained[str(method)], part)
+            example = examples[str(method).removesuffix(STAR), card]
+            arms[name, str(method)] = _arm(setting, str(method), example, part)
     return Comparison(tuple(settings), arms)
 
 
-def _arm(setting: Setting, method: str, trained: bool, rows: pd.DataFrame) -> Arm:
+def _arm(setting: Setting, method: str, example: Cell, rows: pd.DataFrame) -> Arm:
     """Tensors of one arm; evaluations that not all seeds have are left out."""
     seeds = sorted(rows["seed"].unique())
     per_seed = [set(rows.loc[rows["seed"] == seed, "update"]) for seed in seeds]
@@ -215,7 +283,8 @@ def _arm(setting: Setting, method: str, trained: bool, rows: pd.DataFrame) -> Ar
     return Arm(
         setting=setting,
         method=method,
-        trained=trained,
+        config=example.config,
+        trained=example.trained,
         seeds=tuple(int(seed) for seed in seeds),
         updates=tuple(int(update) for update in updates),
         success=table(counted["success"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import fields
 
@@ -10,10 +9,14 @@ import numpy as np
 import pandas as pd
 
 from harness import statistics as st
-from harness.comparison import BUDGETS, Arm, Comparison, Setting
+from harness.comparison import BUDGETS, UNTRAINED, Arm, Comparison, Setting
 from harness.contracts import Ledger
-from harness.statistics import Estimate, Outcomes
-from harness.tables import Column, Table, Value
+from harness.curves import area, at_budget, common_range, reached
+from harness.differences import Paired, holm
+from harness.frames import STAR
+from harness.resolution import kinds_resolution, resolution
+from harness.statistics import LEVEL, Estimate, Outcomes
+from harness.tables import MISSING, Column, Table, Value
 
 DETAILS = ("optimizer_steps", "wall_seconds", "flops")
 """Ledger fields that the terminal leaves out."""
@@ -22,39 +25,39 @@ DETAILS = ("optimizer_steps", "wall_seconds", "flops")
 def comparison_table(comparison: Comparison) -> Table:
     """Rows: methods; per setting: final success, score, n; over environments: average, IQM, chance to beat grpo."""
     main = [setting for setting in comparison.settings if setting.main]
-    reference = comparison.reference
+    reference, macro = comparison.reference, "Macro over environments"
+    scored = [setting.name for setting in comparison.settings if not _is_success(comparison, setting)]
     columns = [Column("Method")]
     for setting in comparison.settings:
-        columns += [
-            Column("success", "plusminus", group=setting.name),
-            Column("score", "percent", group=setting.name, detail=_is_success(comparison, setting)),
-            Column("n", group=setting.name, detail=True),
-        ]
+        columns.append(Column("success", "plusminus", group=setting.name))
+        columns += [Column("score", "percent", group=setting.name)] * (setting.name in scored)
+        columns.append(Column("n", group=setting.name, detail=True))
     if len(main) > 1:
-        columns += [
-            Column("average", "plusminus", group="All environments"),
-            Column("IQM", "percent", group="All environments", detail=True),
-        ]
-        columns += [Column(f"P(> {reference})", "percent", ".0f", "All environments", True)] if reference else []
+        columns += [Column("mean", "plusminus", group=macro), Column("IQM", "percent", group=macro, detail=True)]
+        columns += [Column(f"P(> {reference})", "percent", ".0f", macro, True)] if reference else []
     rows = []
     for method in comparison.methods:
         row: list[Value] = [method]
         for setting in comparison.settings:
             arm = comparison.arms.get((setting.name, method))
-            row += [arm.final, st.micro(arm.scores), arm.n] if arm else [None, None, None]
+            score = [st.micro(arm.scores) if arm else None] * (setting.name in scored)
+            row += [arm.final if arm else None, *score, arm.n if arm else None]
         if len(main) > 1:
             row += _over_environments(comparison, main, method)
         rows.append(tuple(row))
+    also = "; score: the environment's own measure, also a micro average" if scored else ""
     notes = [
-        "Success and score in %, at the last evaluation; ± the longer side of the 95 % bootstrap interval over seeds"
-        " and tasks (all outcomes alike: Wilson interval over tasks).",
+        f"Success in %, micro average (every counted episode weighs the same), at the last evaluation{also}. ±: the"
+        " longer side of the 95 % bootstrap interval over seeds and tasks (all outcomes alike: Wilson, over tasks).",
         _sizes(comparison),
+        *resolution(comparison, comparison.settings),
+        *_stars(comparison),
     ]
     if len(main) > 1:
         beat = f"; P(> {reference}), the chance that a run beats one of {reference}" if reference else ""
         notes.append(
-            "Average: every environment weighs the same. In the CSV file and on the page also: IQM, the interquartile"
-            f" mean over environments and seeds{beat}."
+            "Macro over environments: mean of the environments' micro averages. In the CSV file and on the page also:"
+            f" IQM, the interquartile mean over environments and seeds{beat}."
         )
     title = "Final success by method and environment"
     return Table("comparison", title, tuple(columns), tuple(rows), (*notes, *comparison.card_notes), comparison.cards)
@@ -69,6 +72,11 @@ def _sizes(comparison: Comparison) -> str:
     """The n of all arms, one sentence."""
     found = [(s.name, ", ".join(dict.fromkeys(arm.n for arm in comparison.arms_of(s)))) for s in comparison.settings]
     return f"Seeds × tasks: {'; '.join(f'{name} {sizes}' for name, sizes in found)}."
+
+
+def _stars(comparison: Comparison) -> list[str]:
+    """What a star behind a method's name says, if there is one."""
+    return ["* Skills are also in the prompt at evaluation."] * any(m.endswith(STAR) for m in comparison.methods)
 
 
 def _over_environments(comparison: Comparison, main: Sequence[Setting], method: str) -> list[Value]:
@@ -96,96 +104,192 @@ def _over_environments(comparison: Comparison, main: Sequence[Setting], method: 
     return values
 
 
+# ---------------------------------------------------------------------------------------------- differences
+
+
 def paired_table(comparison: Comparison) -> Table:
-    """Differences on common tasks: every trained method against the untrained base and against the reference."""
+    """Differences on common tasks: every method against the untrained start and against the reference."""
+    again, these = "Trained again", "These policies"
     columns = (
         Column("Environment"),
         Column("Comparison"),
         Column("difference", "range", "+.1f"),
-        Column("p", "p"),
-        Column("p (Holm)", "p"),
+        Column("p", "p", group=again, detail=True),
+        Column("p (Holm)", "p", group=again),
+        Column("verdict", group=again),
+        Column("p", "p", group=these, detail=True),
+        Column("p (Holm)", "p", group=these),
         Column("detectable", "percent"),
         Column("tasks", "number", ".0f", detail=True),
         Column("seeds", detail=True),
     )
-    found: list[tuple[Setting, Arm, Arm, st.Paired]] = []
-    for setting in comparison.settings:
-        arms = comparison.arms_of(setting)
-        references = [arm for arm in arms if arm.method.startswith("base (") or arm.method == comparison.reference]
-        for theirs in references:
-            for ours in arms:
-                if ours.trained and ours is not theirs:
-                    draws = (ours.seed_draws, theirs.seed_draws, setting.task_draws)
-                    found.append((setting, ours, theirs, st.paired(ours.outcomes(), theirs.outcomes(), draws)))
-    adjusted = st.holm([result.p for *_, result in found])
+    found = [(ours, theirs, comparison.contrast(ours, theirs)) for ours, theirs in _pairs(comparison)]
+    of_methods = holm([result.p for *_, result in found])
+    of_policies = holm([result.p_policies for *_, result in found])
     rows: list[tuple[Value, ...]] = [
         (
-            setting.name,
+            ours.setting.name,
             f"{ours.method} − {theirs.method}",
             result.difference,
             result.p,
-            holm,
+            adjusted,
+            verdict(result, adjusted),
+            result.p_policies,
+            of_these,
             result.detectable,
             result.tasks,
             f"{len(ours.seeds)} / {len(theirs.seeds)}",
         )
-        for (setting, ours, theirs, result), holm in zip(found, adjusted, strict=True)
+        for (ours, theirs, result), adjusted, of_these in zip(found, of_methods, of_policies, strict=True)
     ]
-    notes = (
-        "Difference of final success in points on the same tasks; 95 % bootstrap interval over seeds and tasks.",
-        "p: two-sided exact sign-flip test over tasks. It speaks of the policies trained here, the interval also of"
-        " training again with other seeds.",
-        "Detectable: true difference that a comparison of this size finds in 80 % of repetitions.",
+    notes = [
+        "Difference of final success (micro average) in points on the same tasks, with its 95 % interval: over seeds"
+        " and tasks, or with one seed of a trained method over tasks alone.",
+        f"Trained again: whether the methods differ, by a t-test over seeds and tasks; found where p (Holm) is at most"
+        f" {1 - LEVEL:.2f}. One seed cannot tell. These policies: whether the policies trained here differ, by the"
+        " exact sign-flip test over tasks; it says nothing about training again. Holm: adjusted over this table.",
+        *resolution(comparison, comparison.settings),
         _sizes(comparison),
-    )
-    return Table("differences", "Paired differences", columns, tuple(rows), notes, comparison.cards)
+        *_stars(comparison),
+    ]
+    return Table("differences", "Paired differences", columns, tuple(rows), tuple(notes), comparison.cards)
 
 
-def efficiency_table(comparison: Comparison, budgets: Sequence[str]) -> Table:
-    """Area under the learning curves over the common budget, and budget until the reference's final success."""
+def verdict(result: Paired, adjusted: float) -> str:
+    """What a comparison says about the methods, given its adjusted p."""
+    if not result.seeds:
+        return "open: one seed"
+    if adjusted > 1 - LEVEL:
+        return "not resolved"
+    return "higher" if result.difference.value > 0 else "lower"
+
+
+def _pairs(comparison: Comparison) -> list[tuple[Arm, Arm]]:
+    """(ours, theirs) of the table of differences."""
+    found: list[tuple[Arm, Arm]] = []
+    for setting in comparison.settings:
+        arms = comparison.arms_of(setting)
+        starts = [arm for arm in arms if arm.method == UNTRAINED or arm.method.startswith("base (")]
+        methods = [arm for arm in arms if arm.config.method and arm not in starts]
+        found += [(ours, theirs) for theirs in starts for ours in methods]
+        found += [(a, b) for b in methods if b.method == comparison.reference for a in methods if a is not b]
+    return found
+
+
+# ------------------------------------------------------------------------------------------------- budgets
+
+
+def efficiency_table(comparison: Comparison, budgets: Sequence[str], threshold: float | None = None) -> Table:
+    """Area under the learning curves over the common budget, and budget until a success is reached.
+
+    Args:
+        budgets: Names in :data:`harness.comparison.BUDGETS`.
+        threshold: Success to be reached, in [0, 1]; None: the reference's final success.
+    """
     reference = comparison.reference
+    aim = f"{threshold:.0%} success" if threshold is not None else f"{reference}'s final success" if reference else ""
     columns = [Column("Environment"), Column("Method")]
     columns += [Column(BUDGETS[b].short, "range", group="Area under the curve") for b in budgets]
-    if reference:
-        group = f"Budget until {reference}'s final success"
-        columns += [Column(BUDGETS[b].short, group=group) for b in budgets]
+    columns += [Column(BUDGETS[b].short, group=f"Budget until {aim}") for b in budgets if aim]
     rows = []
     for setting in comparison.settings:
-        arms = [arm for arm in comparison.arms_of(setting, trained_only=True) if len(arm.updates) > 1]
         target = comparison.arms.get((setting.name, reference)) if reference else None
-        for arm in arms:
-            row: list[Value] = [setting.name, arm.method, *(_area(arm, arms, budget) for budget in budgets)]
-            if reference:
-                row += [_reach(arm, target, budget) if target else None for budget in budgets]
+        goal = threshold if threshold is not None else st.micro(target.outcomes()) if target else None
+        for arm in comparison.arms_of(setting, trained_only=True):
+            row: list[Value] = [setting.name, arm.method, *(_area(comparison, arm, budget) for budget in budgets)]
+            row += [_reach(arm, goal, budget) for budget in budgets if aim]
             rows.append(tuple(row))
     notes = [
-        "Area: mean success in % while the budget runs from the latest start to the earliest end of the methods"
-        " compared; 95 % bootstrap interval over seeds and tasks. Sampled tokens: acting and analysis."
+        "Area: mean success in % (micro average) while the budget runs from the latest start to the earliest end of the"
+        " curves compared; 95 % bootstrap interval over seeds and tasks. Sampled tokens: acting and analysis.",
     ]
-    if reference:
+    if aim:
         notes.append(
-            f"Budget until the mean success of {reference}'s last evaluation is first reached: median over seeds;"
-            " > marks a budget that ran out before, (k/n) the seeds that got there."
+            f"Budget until {aim} is first reached, on straight lines between evaluations: median over seeds. (k/n):"
+            " only k of n seeds got there; the others needed more than they spent. >: these were half of them or more,"
+            " so that the median is known to be larger only."
         )
-    title = "Sample efficiency"
-    return Table("efficiency", title, tuple(columns), tuple(rows), tuple(notes), comparison.cards)
+    first = budgets[0]
+    resolved = resolution(comparison, comparison.settings, lambda arm: _area_outcomes(comparison, arm, first))
+    notes += [f"Area over {BUDGETS[first].short}. {text}" for text in resolved] + _stars(comparison)
+    return Table("efficiency", "Sample efficiency", tuple(columns), tuple(rows), tuple(notes), comparison.cards)
 
 
-def _area(arm: Arm, arms: Sequence[Arm], budget: str) -> Estimate | None:
-    within = st.common_range([other.spent(budget) for other in arms])
+def _area_outcomes(comparison: Comparison, arm: Arm, budget: str) -> Outcomes | None:
+    """Area under each task's curve over what all curves of the setting cover; None where there is no such stretch."""
+    curves = [other for other in comparison.arms_of(arm.setting, trained_only=True) if len(other.updates) > 1]
+    within = common_range([other.spent(budget) for other in curves]) if arm in curves else None
     if within is None:
         return None
-    outcomes = Outcomes(*st.area(arm.spent(budget), arm.success, arm.count, within), arm.setting.kinds)
-    return st.interval(st.micro(outcomes), arm.replicates(outcomes))
+    return Outcomes(*area(arm.spent(budget), arm.success, arm.count, within), arm.setting.kinds)
 
 
-def _reach(arm: Arm, target: Arm, budget: str) -> str:
-    threshold, spent = st.micro(target.outcomes()), arm.spent(budget)
+def _area(comparison: Comparison, arm: Arm, budget: str) -> Estimate | None:
+    outcomes = _area_outcomes(comparison, arm, budget)
+    return st.interval(st.micro(outcomes), arm.replicates(outcomes)) if outcomes else None
+
+
+def _reach(arm: Arm, goal: float | None, budget: str) -> str | None:
+    if goal is None:
+        return None
     curves = np.stack([arm.outcomes(u).per_seed for u in range(len(arm.updates))])
-    reached = [st.budget_to_reach(threshold, spent[:, s], curves[:, s]) for s in range(len(arm.seeds))]
-    median, count = float(np.median(reached)), int(np.isfinite(reached).sum())
-    text = f"{median:,.0f}" if math.isfinite(median) else f"> {spent[-1].min():,.0f}"
-    return text if count == len(reached) else f"{text} ({count}/{len(reached)})"
+    found = reached(goal, arm.spent(budget), curves)
+    text = f"{'' if found.known else '> '}{amount(found.median)}"
+    return text if found.count == found.seeds else f"{text} ({found.count}/{found.seeds})"
+
+
+def amount(value: float) -> str:
+    """A budget in figures."""
+    whole = value >= 10 or value == round(value)
+    return f"{value:.2e}" if value >= 1e9 else f"{value:,.0f}" if whole else f"{value:.1f}"
+
+
+def matched_budget_table(comparison: Comparison, budgets: Sequence[str]) -> Table:
+    """Success of every method when the budget of the cheapest has been spent, and its difference to the reference."""
+    reference = comparison.reference
+    columns = [Column("Environment"), Column("Budget spent"), Column("Method"), Column("success", "plusminus")]
+    columns += [Column(f"− {reference}", "range", "+.1f")] if reference else []
+    rows, notes = [], []
+    for budget in budgets:
+        cheapest = {setting.name: _cheapest(comparison, setting, budget) for setting in comparison.settings}
+
+        def measure(arm: Arm, budget: str = budget, cheapest: dict[str, float] = cheapest) -> Outcomes | None:
+            found = at_budget(arm.spent(budget), arm.success, arm.count, cheapest[arm.setting.name])
+            return Outcomes(*found, arm.setting.kinds) if found else None
+
+        settings = [setting for setting in comparison.settings if cheapest[setting.name] > 0]
+        for setting in settings:
+            theirs = comparison.arms.get((setting.name, reference)) if reference else None
+            for arm in comparison.arms_of(setting, trained_only=True):
+                ours = measure(arm)
+                spent = f"{amount(cheapest[setting.name])} {BUDGETS[budget].short}"
+                row: list[Value] = [setting.name, spent, arm.method, _success(arm, ours) if ours else None]
+                if reference:
+                    pair = theirs if theirs and ours and arm is not theirs and measure(theirs) else None
+                    row.append(comparison.contrast(arm, pair, measure).difference if pair else None)
+                rows.append(tuple(row))
+        notes += [f"Budget: {BUDGETS[budget].short}. {text}" for text in resolution(comparison, settings, measure)]
+    what = (
+        "Success in % (micro average) when as much has been spent as the cheapest run spends in all, on straight lines"
+        f" between evaluations; {MISSING}: the preparation alone costs more. ± and [ ]: 95 % intervals over seeds and"
+        " tasks, of a difference with one seed over tasks alone."
+    )
+    title = "Success at the same budget"
+    notes = [what, *notes, *_stars(comparison)]
+    return Table("matched-budget", title, tuple(columns), tuple(rows), tuple(notes), comparison.cards)
+
+
+def _cheapest(comparison: Comparison, setting: Setting, budget: str) -> float:
+    """What the cheapest run with a learning curve spends in all; 0 where nothing is spent."""
+    curves = [arm for arm in comparison.arms_of(setting, trained_only=True) if len(arm.updates) > 1]
+    return min((float(arm.spent(budget)[-1].min()) for arm in curves), default=0.0)
+
+
+def _success(arm: Arm, outcomes: Outcomes) -> Estimate:
+    return st.success_interval(st.micro(outcomes), arm.replicates(outcomes), outcomes.played)
+
+
+# ------------------------------------------------------------------------------------------------- details
 
 
 def kinds_table(comparison: Comparison, setting: Setting) -> Table:
@@ -194,7 +298,7 @@ def kinds_table(comparison: Comparison, setting: Setting) -> Table:
     columns = (
         Column("Method"),
         Column("micro", "plusminus", group="Average"),
-        Column("macro", "plusminus", group="Average"),
+        Column("macro over kinds", "plusminus", group="Average"),
         *(Column(kind, "percent", group=f"{int(mask.sum())} tasks") for kind, mask in masks.items()),
     )
     rows: list[tuple[Value, ...]] = []
@@ -204,10 +308,16 @@ def kinds_table(comparison: Comparison, setting: Setting) -> Table:
         macro = st.success_interval(st.macro(outcomes), replicates, outcomes.played)
         by_kind = [st.micro(outcomes.where(mask)) for mask in masks.values()]
         rows.append((arm.method, arm.final, macro, *by_kind))
-    notes = ("Success in %. Micro: over all episodes; macro: mean over kinds; ± the longer side of the 95 % interval.",)
+    notes = [
+        "Success in %. Micro: over all episodes; macro: mean over kinds; they are different averages, never to be"
+        " compared with each other. ±: the longer side of the 95 % interval over seeds and tasks.",
+        *resolution(comparison, [setting]),
+        *kinds_resolution(comparison, setting, masks),
+        *_stars(comparison),
+    ]
     title = f"{setting.name}: success by kind of task"
     name = f"kinds-{setting.name.replace(' ', '-').replace('(', '').replace(')', '').lower()}"
-    return Table(name, title, columns, tuple(rows), notes, ((setting.name, setting.card),))
+    return Table(name, title, columns, tuple(rows), tuple(notes), ((setting.name, setting.card),))
 
 
 def ledger_table(comparison: Comparison) -> Table:

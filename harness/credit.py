@@ -25,7 +25,8 @@ class Credit:
         teacher: l_s, log-probs under the teacher; None where the row is not distilled.
         gate: sigmoid(beta D); None where there is no teacher or the signal has no gate.
         pull: -dL/dl at the update's start, policy gradient and distillation together, in units of the mini-batch's mean
-            policy-gradient weight: plain GRPO gives the advantage.
+            policy-gradient weight. GRPO averaged over tokens gives the advantage; averaged over episodes first, the
+            tokens of short episodes are pulled harder.
     """
 
     teacher: list[float] | None

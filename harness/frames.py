@@ -2,7 +2,8 @@
 
 Columns that every frame has: ``cell`` (the directory's name), ``env``, ``method`` (the row of the comparison table),
 ``seed`` and ``card`` (a digest of the protocol card; numbers under different cards are never averaged). What
-identifies a cell beyond these is part of ``method``: two trainings that differ in a setting get different names.
+identifies a cell beyond these is part of ``method``: two trainings that differ in a setting get different names. Rows
+measured with skills in the prompt are named with a star, ``skill-grpo*``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ SCRIPTED = ("random", "oracle")
 """Policies that read no prompt."""
 UNREAD = ("history", "truncation", "temperature", "decoding", "prompt_hash")
 """What a protocol card says about prompts and answers; it does not apply to scripted policies."""
+STAR = "*"
+"""Ends the name of a row that was measured with skills in the prompt."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,11 @@ class Cell:
         return self.store.path.name
 
     @property
+    def trained(self) -> bool:
+        """Whether the policy's weights were changed."""
+        return self.config.method is not None and self.config.method.trains
+
+    @cached_property
     def key(self) -> Record:
         """The columns every frame has."""
         return {
@@ -63,20 +72,23 @@ def read_cells(directory: Path) -> tuple[list[Cell], list[str]]:
     if not directory.is_dir():
         raise HarnessError(f"no results at {directory}: no such directory")
     stores = [CellDir(path) for path in sorted((directory / "cells").glob("*")) if (path / "config.json").is_file()]
-    configs = {store.path: _config(store) for store in stores}
     finished = [store for store in stores if store.finished]
-    unfinished = sorted(configs[store.path].title for store in stores if not store.finished)
+    unfinished = sorted(_config(store).title for store in stores if not store.finished)
     if not finished:
         found = f"{len(stores)} unfinished cells" if stores else "no cells"
         raise HarnessError(f"no finished cell in {directory} ({found}); start or resume one with `harness run`")
-    manifests = {store.path: _manifest(store) for store in finished}
-    protocols = _protocols([(configs[s.path], ProtocolCard(**manifests[s.path]["protocol"])) for s in finished])
-    names = _names([(configs[s.path], card) for s, card in zip(finished, protocols, strict=True)])
-    cells = [
-        Cell(s, configs[s.path], manifests[s.path], card, name)
-        for s, card, name in zip(finished, protocols, names, strict=True)
-    ]
-    return sorted(cells, key=lambda c: (c.config.env.id, c.method, c.config.seed, c.id)), unfinished
+    return cells_at([store.path for store in finished]), unfinished
+
+
+def cells_at(paths: Sequence[Path]) -> list[Cell]:
+    """The finished cells in these directories, named beside each other; ordered as in :func:`read_cells`."""
+    stores = [CellDir(path) for path in paths]
+    configs = [_config(store) for store in stores]
+    manifests = [_manifest(store) for store in stores]
+    protocols = _protocols([(c, ProtocolCard(**m["protocol"])) for c, m in zip(configs, manifests, strict=True)])
+    names = _names(list(zip(configs, protocols, strict=True)))
+    found = [Cell(*parts) for parts in zip(stores, configs, manifests, protocols, names, strict=True)]
+    return sorted(found, key=lambda c: (c.config.env.id, c.method, c.config.seed, c.id))
 
 
 def cells(directory: Path) -> pd.DataFrame:
@@ -87,9 +99,9 @@ def cells(directory: Path) -> pd.DataFrame:
 def evaluations(directory: Path) -> pd.DataFrame:
     """One row per evaluated episode.
 
-    Columns beyond the key: ``update``, ``ledger/*`` (training budget spent by then), ``task``, ``kind``, ``attempt``,
-    ``success``, ``score``, ``reward``, ``steps``, ``stop_reason`` and ``counted`` (False for crashes of environment or
-    endpoint, which enter no score).
+    Columns beyond the key: ``skills`` (what the prompt held: ``plain`` or ``library``), ``update``, ``ledger/*``
+    (training budget spent by then), ``task``, ``kind``, ``attempt``, ``success``, ``score``, ``reward``, ``steps``,
+    ``stop_reason`` and ``counted`` (False for crashes of environment or endpoint, which enter no score).
     """
     return evaluations_of(read_cells(directory)[0])
 
@@ -111,7 +123,9 @@ def evaluations_of(found: Sequence[Cell]) -> pd.DataFrame:
         for number, record in enumerate(_records(cell.store, "evals.jsonl"), start=1):
             try:
                 spent = {f"ledger/{name}": value for name, value in record["ledger"].items()}
-                shared = {**cell.key, "update": record["update"], **spent}
+                skills = record.get("skills", "plain")  # older cells knew no other prompts
+                row = cell.method + STAR * (skills == "library")
+                shared = {**cell.key, "method": row, "skills": skills, "update": record["update"], **spent}
                 rows += [
                     {**shared, **result, "counted": result["stop_reason"] not in UNCOUNTED}
                     for result in record["results"]
@@ -197,7 +211,7 @@ def _cell_row(cell: Cell) -> Record:
     manifest = cell.manifest
     return {
         **cell.key,
-        "trained": cell.config.method is not None,
+        "trained": cell.trained,
         "policy": cell.config.policy,
         "panel": cell.protocol.panel,
         "panel_hash": cell.protocol.panel_hash,

@@ -31,27 +31,37 @@ def envs() -> Table:
 
 
 def methods() -> Table:
-    """Every registered method as the point it is in the space of methods."""
-    table = Table("method", "start", "advantage", "teacher", "signal", "summary", box=None)
+    """Every registered method: what it is, and the point it is in the space of methods."""
+    table = Table("method", "what it is, and its start | advantage | teacher | signal", box=None)
+    table.columns[0].no_wrap = True
     for name in registered(METHODS):
-        table.add_row(name, *_point(get_method(name)))
+        method = get_method(name)
+        table.add_row(name, f"{method.summary}\n[dim]{' | '.join(_point(method))}[/dim]")
     return table
 
 
 def _point(method: Method) -> tuple[str, ...]:
-    advantage = f"group, by {method.advantage.statistics}" if method.advantage else "-"
+    """A method's axes in words."""
+    start = method.start + (", skills in prompts" if method.rollout == "library" else "")
+    if method.evaluation != ("plain",):
+        start += ", evaluated " + " and ".join("with skills" if e == "library" else "plain" for e in method.evaluation)
+    advantage = f"{method.advantage.estimator} by {method.advantage.statistics}" if method.advantage else "-"
     teacher = f"{method.teacher.weights} x {method.teacher.context}" if method.teacher else "-"
     signal = f"{method.signal.coefficient:g} x {method.signal.kind}" if method.signal else "-"
-    return method.start, advantage, teacher, signal, method.summary
+    return start, advantage, teacher, signal
 
 
 def recipes() -> Table:
-    """Every packaged recipe with the size of its grid."""
-    table = Table("recipe", "environments", "methods", "seeds", "summary", box=None)
+    """Every packaged recipe with its grid: environments x methods x seeds."""
+    table = Table("recipe", "what it compares", "cells", box=None)
+    table.columns[0].no_wrap = True
     for name in packaged():
         recipe = load_recipe(name)
         places = ", ".join(plan.env.id for plan in recipe.envs)
-        table.add_row(name, places, ", ".join(recipe.methods), str(len(recipe.seeds)), recipe.summary)
+        size = f"{len(recipe.envs)} x {len(recipe.methods)} x {len(recipe.seeds)}"
+        table.add_row(
+            name, f"{recipe.summary}\n[dim]{recipe.policy} on {places}: {', '.join(recipe.methods)}[/dim]", size
+        )
     return table
 
 

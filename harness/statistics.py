@@ -1,14 +1,14 @@
 """Statistics for small numbers of seeds and fixed panels of tasks, in plain numpy.
 
 Every seed of a method plays the same panel, so its outcomes form a table of seeds x tasks. Both are samples: another
-training run would give other weights, another panel other tasks. Intervals therefore come from a bootstrap that draws
-seeds *and* tasks (tasks jointly for all seeds, within their kind). In simulations with 2 to 5 seeds, 128 tasks and a
-between-seed deviation of 0 to 6.5 points its 95 % intervals covered the truth in 91 to 100 % of cases; drawing tasks
-anew within each seed covered 82 to 99 %, drawing tasks alone 71 to 96 %.
+training run would give other weights, another panel other tasks. The interval of one method's average therefore comes
+from a bootstrap that draws seeds *and* tasks (tasks jointly for all seeds, within their kind). In simulations with 2 to
+5 seeds, 128 tasks and a between-seed deviation of 0 to 6.5 points its 95 % intervals covered the truth in 91 to 100 %
+of cases; drawing tasks anew within each seed covered 82 to 99 %, drawing tasks alone 71 to 96 %. Whether two methods
+differ is another question, with tests of its own: ``harness.differences``.
 
-Shapes: S seeds, T tasks, B bootstrap draws, U evaluations along a learning curve. All draws are fixed by a key (a
-string), so the same results always give the same interval; methods that share a key share the drawn tasks, which is
-what makes their differences paired.
+Shapes: S seeds, T tasks, B bootstrap draws. All draws are fixed by a key (a string), so the same results always give
+the same interval.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from statistics import NormalDist
 
 import numpy as np
@@ -154,7 +153,8 @@ def task_draws(kinds: Sequence[str], key: str, draws: int = DRAWS) -> Floats:
 
 def micro_replicates(outcomes: Outcomes, seeds: Floats, tasks: Floats) -> Floats:
     """(B,) :func:`micro` of each bootstrap draw."""
-    return ratio(((seeds @ outcomes.total) * tasks).sum(1), ((seeds @ outcomes.count) * tasks).sum(1))
+    total, count = (np.einsum("bt,bt->b", seeds @ table, tasks) for table in (outcomes.total, outcomes.count))
+    return ratio(total, count)
 
 
 def macro_replicates(outcomes: Outcomes, seeds: Floats, tasks: Floats) -> Floats:
@@ -179,130 +179,3 @@ def success_interval(value: float, replicates: Floats, tasks: int) -> Estimate:
     Where every episode ended alike the bootstrap sees no spread; the Wilson interval over the tasks replaces it.
     """
     return wilson(value * tasks, tasks) if value in (0.0, 1.0) else interval(value, replicates)
-
-
-# --------------------------------------------------------------------------------------------- differences
-
-
-@dataclass(frozen=True)
-class Paired:
-    """Ours minus theirs on the tasks both played.
-
-    Attributes:
-        difference: Difference of success, interval over seeds and tasks.
-        p: Two-sided exact sign-flip test over tasks, for the trained policies at hand.
-        detectable: Smallest true difference that this comparison would find in 80 % of repetitions.
-        tasks: Tasks compared.
-    """
-
-    difference: Estimate
-    p: float
-    detectable: float
-    tasks: int
-
-
-def paired(ours: Outcomes, theirs: Outcomes, draws: tuple[Floats, Floats, Floats]) -> Paired:
-    """Compare two methods task by task; ``draws`` are our seeds', their seeds' and the shared tasks' draws.
-
-    Raises ValueError if the panels differ.
-    """
-    if ours.kinds != theirs.kinds:
-        raise ValueError("only outcomes on one panel can be paired")
-    common = (ours.count.sum(0) > 0) & (theirs.count.sum(0) > 0)
-    ours, theirs = ours.where(common), theirs.where(common)
-    our_seeds, their_seeds, tasks = draws
-    replicates = micro_replicates(ours, our_seeds, tasks) - micro_replicates(theirs, their_seeds, tasks)
-    return Paired(
-        difference=interval(micro(ours) - micro(theirs), replicates),
-        p=sign_flip_p((ours.per_task - theirs.per_task)[common]),
-        detectable=minimal_detectable_difference(float(np.nanstd(replicates))),
-        tasks=int(common.sum()),
-    )
-
-
-def sign_flip_p(differences: Floats) -> float:
-    """Two-sided p of the exact permutation test that flips the sign of each task's difference.
-
-    With one episode per task and method this is McNemar's exact test. Differences are means of a few binary outcomes,
-    hence multiples of a small fraction: the distribution of the sum over all 2^T flips is computed by convolution.
-    Differences without a common denominator up to 5040 are rounded to multiples of 1/5040.
-    """
-    fractions = [Fraction(float(d)).limit_denominator(5040) for d in differences if d != 0]
-    scale = min(math.lcm(*(f.denominator for f in fractions)), 5040)
-    steps = [abs(round(f * scale)) for f in fractions]
-    observed = abs(sum(round(f * scale) for f in fractions))
-    size = sum(steps)
-    chance = np.zeros(2 * size + 1)  # chance[size + k] = P(sum of flipped differences = k / scale)
-    chance[size] = 1.0
-    for step in steps:
-        chance = (np.roll(chance, step) + np.roll(chance, -step)) / 2
-    sums = np.abs(np.arange(-size, size + 1))
-    return float(min(1.0, chance[sums >= observed].sum()))
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment: reject where the result is below the level, whatever the dependence."""
-    order = np.argsort(p_values, kind="stable")
-    adjusted, running = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        running = max(running, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = running
-    return adjusted
-
-
-def minimal_detectable_difference(standard_error: float, power: float = 0.8) -> float:
-    """Smallest true difference found with the given power by a two-sided test at 5 %."""
-    normal = NormalDist()
-    return (normal.inv_cdf((1 + LEVEL) / 2) + normal.inv_cdf(power)) * standard_error
-
-
-# -------------------------------------------------------------------------------------------------- curves
-
-
-def common_range(budgets: Sequence[Floats]) -> tuple[float, float] | None:
-    """The stretch of budget that all curves cover; None where there is none. Each entry: (U, S) rising along U."""
-    low = max(float(np.max(budget[0])) for budget in budgets)
-    high = min(float(np.min(budget[-1])) for budget in budgets)
-    return (low, high) if low < high else None
-
-
-def area(budget: Floats, total: Floats, count: Floats, within: tuple[float, float]) -> tuple[Floats, Floats]:
-    """Area under each task's learning curve within a budget range, divided by the length of the range.
-
-    Args:
-        budget: (U, S) budget spent at each evaluation, rising along U.
-        total, count: (U, S, T) as in :class:`Outcomes`; evaluations without a counted episode are passed over.
-
-    Returns:
-        (S, T) areas in units of the outcome, and (S, T) 1 where there is a curve and 0 where there is none: together
-        the ``total`` and ``count`` of an :class:`Outcomes`, so that areas have the same intervals as final scores.
-    """
-    low, high = within
-    outcome = ratio(total, count)
-    areas, present = np.zeros(total.shape[1:]), np.zeros(total.shape[1:])
-    for seed, task in np.ndindex(areas.shape):
-        seen = np.isfinite(outcome[:, seed, task])
-        if seen.any():
-            x, y = budget[seen, seed], outcome[seen, seed, task]
-            inside = x[(x > low) & (x < high)]
-            grid = np.concatenate([[low], inside, [high]])
-            areas[seed, task] = np.trapezoid(np.interp(grid, x, y), grid) / (high - low)
-            present[seed, task] = 1
-    return areas, present
-
-
-def budget_to_reach(threshold: float, budget: Floats, outcome: Floats) -> float:
-    """Budget at which a curve, drawn straight between evaluations, first reaches a threshold; infinity if never.
-
-    Args:
-        budget, outcome: (U,) each.
-    """
-    reached = np.flatnonzero(outcome >= threshold)
-    if not len(reached):
-        return math.inf
-    after = int(reached[0])
-    if after == 0:
-        return float(budget[0])
-    before = after - 1
-    share = (threshold - outcome[before]) / (outcome[after] - outcome[before])
-    return float(budget[before] + share * (budget[after] - budget[before]))

@@ -12,6 +12,7 @@ import io
 import itertools
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
@@ -213,17 +214,42 @@ LATEX = {
     "–": "--",
     "−": "$-$",
     "×": r"$\times$",
+    "÷": r"$\div$",
+    "≈": r"$\approx$",
+    "∞": r"$\infty$",
     "≥": r"$\geq$",
     "≤": r"$\leq$",
     "→": r"$\to$",
     "·": r"$\cdot$",
     "Δ": r"$\Delta$",
+    "—": "---",
+    "…": r"\ldots{}",
+    "“": "``",
+    "”": "''",
+    "‘": "`",
+    "’": "'",
 }
+ACCENTS = frozenset("\u0300\u0301\u0302\u0303\u0308\u030a\u030c\u0327")
+"""Combining marks of letters that LaTeX's standard encodings print: grave, acute, circumflex, tilde, dots, ring, ..."""
 
 
 def latex_escape(text: str) -> str:
-    """Text for LaTeX: special characters and the mathematical signs of our own tables."""
-    return "".join(LATEX.get(character, character) for character in re.sub(r"\s+", " ", text).strip())
+    """Text for LaTeX: special characters and the mathematical signs of our own tables.
+
+    Letters with an accent stay; what the standard encodings cannot print is written as its code point, U+6F22.
+    """
+    text = re.sub(r"\s+", " ", text).strip()
+    # Two hyphens in a row would become a dash.
+    return "".join("{}-" if a == b == "-" else _latex_character(b) for a, b in zip(f" {text}", text, strict=False))
+
+
+def _latex_character(character: str) -> str:
+    if character in LATEX:
+        return LATEX[character]
+    letter = unicodedata.normalize("NFD", character)
+    if letter[0].isascii() and ACCENTS.issuperset(letter[1:]):
+        return "" if unicodedata.category(character) == "Cc" else character
+    return f"U+{ord(character):04X}"
 
 
 def latex(table: Table) -> str:

@@ -1,8 +1,11 @@
-"""Statistics against scipy, against hand computation, and against what they promise in simulation."""
+"""Averages and intervals against scipy and rliable, by hand, and against what they promise in simulation."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -10,6 +13,17 @@ from scipy import stats
 
 from harness import statistics as st
 from harness.statistics import Outcomes
+
+
+@pytest.fixture(scope="module")
+def rliable() -> ModuleType:
+    """rliable's bootstrap, which needs ``arch.bootstrap``: arch < 8 as a whole does not load beside pandas 3."""
+    spec = importlib.util.find_spec("arch")
+    assert spec
+    sys.modules.setdefault("arch", importlib.util.module_from_spec(spec))
+    from rliable import library
+
+    return library
 
 
 def outcomes(values: np.ndarray, kinds: tuple[str, ...] | None = None) -> Outcomes:
@@ -41,6 +55,39 @@ def test_probability_of_improvement_equals_mann_whitney() -> None:
     ours, theirs = rng.integers(0, 8, 7) / 8, rng.integers(0, 8, 5) / 8
     expected = stats.mannwhitneyu(ours, theirs).statistic / (7 * 5)
     assert st.probability_of_improvement(ours.tolist(), theirs.tolist()) == pytest.approx(expected)
+
+
+def test_averages_over_environments_equal_rliables() -> None:
+    from rliable import metrics
+
+    rng = np.random.default_rng(2)
+    ours, theirs = rng.random((7, 4)), rng.random((5, 4))  # runs x environments
+    assert st.iqm(ours.ravel().tolist()) == pytest.approx(metrics.aggregate_iqm(ours), abs=1e-6)
+    chances = [st.probability_of_improvement(a.tolist(), b.tolist()) for a, b in zip(ours.T, theirs.T, strict=True)]
+    assert np.mean(chances) == pytest.approx(metrics.probability_of_improvement(ours, theirs), abs=1e-6)
+
+
+def percentiles(rliable: ModuleType, runs: np.ndarray, **options: bool) -> tuple[float, float]:
+    bootstrap = rliable.StratifiedBootstrap(runs, seed=np.random.default_rng(0), **options)
+    np.random.seed(0)  # rliable draws from the global generator  # noqa: NPY002
+    low, high = bootstrap.conf_int(lambda drawn: np.array([drawn.mean()]), 4000, method="percentile").ravel()
+    return float(low), float(high)
+
+
+def test_bootstrap_over_seeds_of_several_environments_equals_rliables(rliable: ModuleType) -> None:
+    runs = np.random.default_rng(4).random((6, 3))  # one task per environment: only seeds are drawn, within each
+    replicates = []
+    for number, column in enumerate(runs.T):
+        of_env = outcomes(column[:, None])
+        replicates.append(st.micro_replicates(of_env, st.seed_draws(6, f"env {number}"), np.ones((st.DRAWS, 1))))
+    found = st.interval(float(runs.mean()), np.mean(replicates, axis=0))
+    assert (found.low, found.high) == pytest.approx(percentiles(rliable, runs), abs=0.015)
+
+
+def test_bootstrap_over_tasks_equals_rliables(rliable: ModuleType) -> None:
+    values = np.random.default_rng(6).random((1, 50))
+    found = interval(outcomes(values))
+    assert (found.low, found.high) == pytest.approx(percentiles(rliable, values, task_bootstrap=True), abs=0.015)
 
 
 def test_one_seed_interval_equals_scipys_bootstrap() -> None:
@@ -99,78 +146,3 @@ def test_all_alike_falls_back_on_wilson() -> None:
     given = outcomes(np.ones((2, 64)))
     found = st.success_interval(1.0, st.micro_replicates(given, np.ones((5, 2)), np.ones((5, 64))), given.played)
     assert found == st.wilson(64, 64)
-
-
-def test_sign_flip_is_mcnemars_exact_test_for_single_episodes() -> None:
-    differences = np.array([1.0] * 9 + [-1.0] * 2 + [0.0] * 50)
-    assert st.sign_flip_p(differences) == pytest.approx(stats.binomtest(2, 11).pvalue)
-
-
-def test_sign_flip_equals_scipys_permutation_test() -> None:
-    differences = np.random.default_rng(5).integers(-3, 5, 12) / 6
-    expected = stats.permutation_test(
-        (differences,), np.mean, permutation_type="samples", n_resamples=np.inf, alternative="two-sided"
-    )
-    assert st.sign_flip_p(differences) == pytest.approx(expected.pvalue)
-
-
-def test_sign_flip_without_any_difference() -> None:
-    assert st.sign_flip_p(np.zeros(7)) == 1.0
-
-
-def test_holm_on_a_worked_example() -> None:
-    assert st.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert st.holm([0.8, 0.9]) == [1.0, 1.0]
-
-
-def test_paired_comparison_uses_common_tasks_and_is_tighter_than_unpaired() -> None:
-    rng = np.random.default_rng(0)
-    chance = rng.random(200)
-    hard = rng.random((1, 200)) < chance
-    better = hard | (rng.random((1, 200)) < 0.1)
-    ours, theirs = outcomes(better), outcomes(hard)
-    theirs = Outcomes(theirs.total, theirs.count * (np.arange(200) > 9), theirs.kinds)
-    tasks = st.task_draws(ours.kinds, "t")
-    one = st.seed_draws(1, "s")
-    found = st.paired(ours, theirs, (one, one, tasks))
-    assert found.tasks == 190
-    assert found.difference.value == pytest.approx(better[0, 10:].mean() - hard[0, 10:].mean())
-    assert found.difference.low > 0
-    assert found.p == pytest.approx(2 * 0.5**6)  # six tasks differ, all in our favour
-    unpaired = st.interval(0, st.micro_replicates(ours, one, tasks) - st.micro_replicates(theirs, one, tasks[::-1]))
-    assert found.difference.margin < 0.6 * unpaired.margin
-
-
-def test_panels_that_differ_cannot_be_paired() -> None:
-    draws = (np.ones((1, 1)), np.ones((1, 1)), np.ones((1, 2)))
-    with pytest.raises(ValueError, match="one panel"):
-        st.paired(outcomes(np.ones((1, 2))), outcomes(np.ones((1, 2)), ("x", "y")), draws)
-
-
-def test_detectable_difference_is_found_with_its_power() -> None:
-    detectable = st.minimal_detectable_difference(1.0)
-    found = np.abs(np.random.default_rng(0).normal(detectable, 1.0, 20_000)) > stats.norm.ppf(0.975)
-    assert found.mean() == pytest.approx(0.8, abs=0.01)
-
-
-def test_area_of_a_straight_line_over_part_of_its_range() -> None:
-    budget = np.array([[0.0], [10.0], [20.0]])
-    total, count = np.array([0.0, 0.5, 1.0]).reshape(3, 1, 1), np.ones((3, 1, 1))
-    areas, present = st.area(budget, total, count, (5.0, 15.0))
-    assert areas.item() == pytest.approx(0.5)
-    count[1] = 0  # a crashed evaluation is passed over, not taken for a failure
-    assert st.area(budget, total * (count > 0), count, (5.0, 15.0))[0].item() == pytest.approx(0.5)
-    assert present.item() == 1
-
-
-def test_common_range_is_what_all_curves_cover() -> None:
-    first, second = np.array([[0.0, 0.0], [100.0, 90.0]]), np.array([[20.0], [120.0]])
-    assert st.common_range([first, second]) == (20.0, 90.0)
-    assert st.common_range([first, second + 80]) is None
-
-
-def test_budget_to_reach() -> None:
-    budget, curve = np.array([0.0, 10.0, 20.0]), np.array([0.1, 0.3, 0.7])
-    assert st.budget_to_reach(0.5, budget, curve) == pytest.approx(15.0)
-    assert st.budget_to_reach(0.05, budget, curve) == 0.0
-    assert st.budget_to_reach(0.71, budget, curve) == math.inf
