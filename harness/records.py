@@ -13,18 +13,21 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import PIL.Image
 
 from harness.config import CellConfig
 from harness.contracts import Episode, HarnessError, Image, Prompt, Step
 from harness.store import CellDir, writing
 from harness.validation import validate
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PICTURES = "pictures"
 """Directory of a cell that holds the pictures of its detailed episodes."""
@@ -126,7 +129,7 @@ def read_prompt(step: dict[str, Any], cell: CellDir) -> Prompt:
     return Prompt(step["prompt"], tuple(read_picture(cell.path / PICTURES / name) for name in step["pictures"]))
 
 
-# -------------------------------------------------------------------------------------------------- credit
+# ------------------------------------------------------------------------------------------------- parquet
 
 
 def read_credit(cell: CellDir) -> pd.DataFrame:
@@ -138,10 +141,29 @@ def read_credit(cell: CellDir) -> pd.DataFrame:
     it has no policy gradient; ``skill`` that the teacher read, else empty; ``in_policy``, ``in_distill``; ``chosen``
     (False: left out by ``train.max_rows``). Raises HarnessError where the file is broken.
     """
-    path = cell.path / "credit.parquet"
+    return _frame(read_table(cell, "credit"), CREDIT_COLUMNS)
+
+
+def read_episodes(cell: CellDir) -> pd.DataFrame:
+    """The recorded episodes of a finished cell; empty where none were kept. Raises HarnessError for a broken file."""
+    return _frame(read_table(cell, "episodes"), ("phase", "update", "task", "attempt"))
+
+
+def _frame(table: Any, columns: Sequence[str]) -> pd.DataFrame:
+    import pandas  # loaded by readers only: a running cell has no use for it
+
+    frame: pd.DataFrame = pandas.DataFrame(columns=list(columns)) if table is None else table.to_pandas()
+    return frame
+
+
+def read_table(cell: CellDir, name: str) -> Any:
+    """A parquet file of a finished cell as pyarrow table; None where there is none, HarnessError for a broken one."""
+    path = cell.path / f"{name}.parquet"
     if not path.is_file():
-        return pd.DataFrame(columns=list(CREDIT_COLUMNS))
+        return None
+    import pyarrow.parquet
+
     try:
-        return pd.read_parquet(path)
+        return pyarrow.parquet.read_table(path)
     except (OSError, ValueError) as error:
         raise HarnessError(f"cannot read {path}: {error}") from error

@@ -1,45 +1,59 @@
-"""The report of a run: one self-contained HTML page, tables as CSV, Markdown and LaTeX, figures as PNG and SVG.
+"""The report of a run: a static site, tables as CSV, Markdown and LaTeX, figures as PNG and SVG.
 
-The page opens from disk without a network. Everything a model or a configuration wrote is escaped in it.
+``report.html`` is the overview; ``harness.site`` says where the other pages lie. They open from disk without a network.
+Everything a model or a configuration wrote is escaped in them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import jinja2
 import pandas as pd
-from markupsafe import Markup
 from matplotlib.figure import Figure
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from harness import comparison_tables as build
 from harness import figures
-from harness.comparison import BUDGETS, Comparison, compare
-from harness.frames import Cell, card_rows, episodes_of, evaluations_of, read_cells, skills_of, updates_of
-from harness.statistics import Estimate
+from harness.comparison import BUDGETS, Comparison, check_budget, compare
+from harness.frames import Cell, evaluations_of, read_cells, updates_of
+from harness.published import load
+from harness.published_table import published_table
+from harness.site import FOLDER, OVERVIEW, write_assets, write_page
+from harness.site_cells import cell_page, write_cell_page
+from harness.site_episodes import write_episode_pages
+from harness.site_skills import write_skill_page
 from harness.store import write_bytes, writing
-from harness.tables import Table, Value, cards_csv, latex, markdown, rich_table, to_csv
+from harness.tables import Table, cards_csv, latex, markdown, rich_table, to_csv
 
 BUDGET_COLUMNS = ("episodes", "sampled_tokens", "cpu_seconds")
-"""Budgets of the sample-efficiency table."""
+"""Budgets of sample efficiency where none are named."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of the page: file name without ending, name on its tab, caption, SVG source."""
+    """A figure of the overview: file name without ending, name on its tab, caption, size in CSS pixels."""
 
     name: str
     label: str
     caption: str
-    svg: Markup
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the overview; figures stand above the tables or below them."""
+
+    id: str
+    title: str
+    tables: list[Table]
+    figures: list[Picture]
+    figures_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,13 +87,25 @@ def comparison_text(directory: Path) -> RenderableType:
     return Group(*parts)
 
 
-def write_report(directory: Path) -> Path:
-    """Write ``report.html``, ``tables/`` and ``figures/`` into a run's directory; returns the page's path.
+def write_report(
+    directory: Path,
+    published: Path | None = None,
+    budgets: Sequence[str] = BUDGET_COLUMNS,
+    threshold: float | None = None,
+) -> Path:
+    """Write ``report.html``, ``report/``, ``tables/`` and ``figures/`` into a run's directory; returns the page's path.
 
-    Raises HarnessError where no cell is finished, a file is broken or the directory cannot be written.
+    Args:
+        published: Directory of published numbers to put beside the measured ones.
+        budgets: Names of ``comparison.BUDGETS`` at which sample efficiency is measured and drawn.
+        threshold: Success, from 0 to 1, whose price is asked; None: the reference's final success.
+
+    Raises HarnessError where no cell is finished, a file is broken, a budget has no such name or the directory cannot
+    be written.
     """
     results = read(directory)
-    found = tables(results)
+    budgets = [check_budget(name) for name in dict.fromkeys(budgets)]
+    found = tables(results, published, budgets, threshold)
     for folder in ("tables", "figures"):
         with writing(directory / folder):
             (directory / folder).mkdir(exist_ok=True)
@@ -87,22 +113,32 @@ def write_report(directory: Path) -> Path:
         for ending, text in (("csv", to_csv(table)), ("md", markdown(table)), ("tex", latex(table))):
             write_bytes(directory / "tables" / f"{table.name}.{ending}", text.encode())
     write_bytes(directory / "tables" / "protocol.csv", cards_csv(results.comparison.cards).encode())
-    pictures = {group: list(_draw(results, group)) for group in ("efficiency", "final", "dynamics")}
-    page = directory / "report.html"
-    write_bytes(page, _page(results, found, pictures).encode())
-    return page
+    pictures = {group: list(_draw(results, group, budgets)) for group in ("efficiency", "final", "dynamics")}
+    with writing(directory / FOLDER):
+        shutil.rmtree(directory / FOLDER, ignore_errors=True)  # no pages of cells that are gone
+    write_assets(directory)
+    links = {cell.id: _write_cell(results, cell) for cell in results.cells}
+    _write_overview(results, found, pictures, links)
+    return directory / OVERVIEW
 
 
-def tables(results: Results) -> dict[str, Table]:
+def tables(
+    results: Results,
+    published: Path | None = None,
+    budgets: Sequence[str] = BUDGET_COLUMNS,
+    threshold: float | None = None,
+) -> dict[str, Table]:
     """All tables of a report by name; those without rows are left out."""
     comparison = results.comparison
     found = [
         build.comparison_table(comparison),
         build.paired_table(comparison),
-        build.efficiency_table(comparison, BUDGET_COLUMNS),
+        build.efficiency_table(comparison, budgets, threshold),
+        build.matched_budget_table(comparison, budgets),
         *(build.kinds_table(comparison, s) for s in comparison.settings if len(set(s.kinds)) > 1),
         build.ledger_table(comparison),
         build.seeds_table(comparison, results.evaluations),
+        *([published_table(comparison, load(published))] if published else []),
     ]
     return {table.name: table for table in found if table.rows}
 
@@ -110,7 +146,7 @@ def tables(results: Results) -> dict[str, Table]:
 # ------------------------------------------------------------------------------------------------- figures
 
 
-def _draw(results: Results, group: str) -> Iterator[Picture]:
+def _draw(results: Results, group: str, budgets: Sequence[str]) -> Iterator[Picture]:
     """Draw a group of figures, write each as PNG and SVG, and yield it for the page."""
     comparison, folder = results.comparison, results.directory / "figures"
     trained = any(arm.trained for arm in comparison.arms.values())
@@ -119,7 +155,8 @@ def _draw(results: Results, group: str) -> Iterator[Picture]:
         caption = "Final success; bars are 95 % intervals over seeds and tasks, small dots single seeds."
         drawn.append(("final", "Final success", caption, figures.final_success(comparison)))
     elif group == "efficiency" and trained:
-        for name, budget in BUDGETS.items():
+        for name in budgets:
+            budget = BUDGETS[name]
             if any(arm.spent(name).any() for arm in comparison.arms.values()):
                 caption = (
                     f"Success on the evaluation panel against {budget.short}; bands are 95 % intervals over seeds and "
@@ -136,65 +173,75 @@ def _draw(results: Results, group: str) -> Iterator[Picture]:
             )
     for name, label, caption, drawing in drawn:
         if drawing is not None:
-            rendered = figures.render(drawing)
-            for kind, data in rendered.items():
+            for kind, data in figures.render(drawing).items():
                 write_bytes(folder / f"{name}.{kind}", data)
-            yield Picture(name, label, caption, inline(rendered["svg"].decode(), name))
+            width, height = (round(96 * inches) for inches in drawing.get_size_inches())
+            yield Picture(name, label, caption, width, height)
 
 
-def inline(svg: str, name: str) -> Markup:
-    """An SVG file as an element of a page: no prologue, and ids that no other figure has."""
-    element = svg[svg.index("<svg") :]
-    element = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", element)
-    return Markup(element.replace("<svg ", '<svg role="img" ', 1))  # matplotlib's own output, labels escaped by it
+# --------------------------------------------------------------------------------------------------- pages
 
 
-# ---------------------------------------------------------------------------------------------------- page
+def _write_cell(results: Results, cell: Cell) -> list[tuple[str, str]]:
+    """Write all pages of a cell; returns their (label, path), the cell's own first."""
+    evaluations = results.evaluations
+    written = [
+        ("episodes", write_episode_pages(cell, results.directory)),
+        ("skills", write_skill_page(cell, results.directory)),
+    ]
+    others = [(label, path) for label, path in written if path]
+    write_cell_page(cell, results.directory, evaluations[evaluations["cell"] == cell.id], others)
+    return [(cell.id, cell_page(cell)), *others]
 
 
-def _page(results: Results, found: dict[str, Table], pictures: dict[str, list[Picture]]) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("harness"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals["zip"] = zip
-    environment.filters["sort_key"] = sort_key
-    environment.filters["by_method"] = by_method
-    environment.filters["card_rows"] = card_rows
+def _write_overview(
+    results: Results,
+    found: dict[str, Table],
+    pictures: dict[str, list[Picture]],
+    links: dict[str, list[tuple[str, str]]],
+) -> None:
     recipe = results.directory / "recipe.yaml"
-    template = environment.get_template("report.html.j2")
-    text = template.render(
-        title=results.directory.resolve().name,
+    write_page(
+        results.directory,
+        OVERVIEW,
+        "overview.html.j2",
+        results.directory.resolve().name,
         recipe=recipe.read_text(encoding="utf-8") if recipe.is_file() else "",
         comparison=results.comparison,
         cells=results.cells,
-        unfinished=results.unfinished,
         warnings=list(_warnings(results)),
-        tables=found,
-        pictures=pictures,
-        skills=_skill_samples(results),
-        episodes=_episode_samples(results),
+        sections=_sections(found, pictures),
+        links=links,
+        cards=results.comparison.cards,
         provenance=_provenance(results.cells),
     )
-    return text.lstrip() + "\n"
 
 
-def sort_key(value: Value) -> str | float:
-    """What a column is sorted by when its heading is clicked."""
-    if isinstance(value, Estimate):
-        return value.value
-    return "" if value is None else value
+def _sections(found: dict[str, Table], pictures: dict[str, list[Picture]]) -> list[Section]:
+    """The overview's parts in order, without the empty ones; a table that no part asks for stands in the last but one.
 
-
-def by_method(samples: Sequence[dict[str, Any]]) -> list[tuple[tuple[str, str], list[dict[str, Any]]]]:
-    """Samples in groups of one environment and method."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for sample in samples:
-        groups.setdefault((sample["env"], sample["method"]), []).append(sample)
-    return list(groups.items())
+    A table belongs to the part that names it or the beginning of its name up to a dash.
+    """
+    plan = (
+        ("result", "Result", ("comparison",), "final", False),
+        ("efficiency", "Sample efficiency", ("efficiency", "matched"), "efficiency", True),
+        ("differences", "Paired differences", ("differences",), "", False),
+        ("published", "Published and measured", ("published",), "", False),
+        ("kinds", "Kinds of task", ("kinds",), "", False),
+        ("ledger", "What it cost", ("ledger",), "", False),
+        ("dynamics", "Training", (), "dynamics", False),
+        ("more", "More tables", None, "", False),
+        ("runs", "Every run", ("runs",), "", False),
+    )
+    placed = {name for _, _, names, _, _ in plan for name in names or ()}
+    made = []
+    for key, title, names, group, first in plan:
+        heads = {name: name.split("-", 1)[0] for name in found}
+        chosen = [
+            found[name] for name, head in heads.items() if (head in names if names is not None else head not in placed)
+        ]
+        made.append(Section(key, title, chosen, pictures.get(group, []), first))
+    return [section for section in made if section.tables or section.figures]
 
 
 def _warnings(results: Results) -> Iterator[str]:
@@ -222,44 +269,3 @@ def _provenance(cells: Sequence[Cell]) -> dict[str, list[str]]:
             text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
             seen.setdefault(text)
     return {name: list(seen) for name, seen in found.items()}
-
-
-# ------------------------------------------------------------------------------------------------- samples
-
-
-def _skill_samples(results: Results) -> list[dict[str, Any]]:
-    """Of each method's first run: a skill of a success and of a failure at the first, middle and last update."""
-    samples: list[dict[str, Any]] = []
-    for cell in _first_runs(results.cells):
-        frame = skills_of([cell])
-        if frame.empty:
-            continue
-        moments = sorted(frame["update"].unique())
-        chosen = frame[frame["update"].isin({moments[0], moments[len(moments) // 2], moments[-1]})]
-        best_first = chosen.sort_values("usable", ascending=False, kind="stable")
-        malformed = frame[~frame["usable"].astype(bool)]
-        sample = pd.concat([best_first.groupby(["update", "success"]).head(1), malformed.head(1)])
-        samples += sample[~sample.index.duplicated()].sort_index().to_dict("records")  # type: ignore[arg-type]
-    return samples
-
-
-def _episode_samples(results: Results) -> list[dict[str, Any]]:
-    """Of each method's first run: a success and a failure of the last evaluation, step by step."""
-    samples: list[dict[str, Any]] = []
-    for cell in _first_runs(results.cells):
-        frame = episodes_of(cell)
-        if frame.empty:
-            continue
-        frame = frame[frame["phase"] == "eval"]
-        for _, part in frame[frame["update"] == frame["update"].max()].groupby("success"):
-            record: dict[str, Any] = part.iloc[0].to_dict()
-            samples.append({**cell.key, **record, "steps": json.loads(record["trace"])})
-    return samples
-
-
-def _first_runs(cells: Sequence[Cell]) -> list[Cell]:
-    """The cell with the lowest seed of every environment, card and method."""
-    first: dict[tuple[Any, ...], Cell] = {}
-    for cell in sorted(cells, key=lambda c: c.config.seed):
-        first.setdefault((cell.key["env"], cell.key["card"], cell.method), cell)
-    return list(first.values())

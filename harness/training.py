@@ -264,9 +264,7 @@ class Training:
             self.config,
             seed=self.seed,
             reference=self._reference() if frozen_needed else None,
-            teacher=external_teacher(self.session, self.policy)
-            if spec is not None and spec.weights == "external"
-            else None,
+            teacher=external_teacher(self.session, self.policy) if external else None,
         )
 
     def _journal_credit(

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from harness.config import CellConfig, EnvConfig, TrainConfig
 from harness.contracts import Ledger, ProtocolCard
-from harness.methods import Method, Signal, Teacher
+from harness.methods import GatedNLL, Method, ReverseKL, Teacher
+from harness.records import PICTURES, save_picture
+from harness.store import CellDir
 
 ENVS = {"ALFWorld-v1": ("pick", "look", "clean", "heat"), "EZPoints-v1": ("points",), "Sokoban-v1": ("1 box",)}
 METHODS = {
@@ -22,14 +23,14 @@ METHODS = {
         summary="distillation",
         advantage=None,
         teacher=Teacher(weights="external", context="plain"),
-        signal=Signal(kind="reverse_kl"),
+        signal=ReverseKL(),
     ),
     "seed": Method(
         name="seed",
         summary="hindsight skills",
         start="hindsight_sft",
         teacher=Teacher(weights="update_start", context="own_skill"),
-        signal=Signal(kind="gated_nll"),
+        signal=GatedNLL(),
     ),
 }
 RATES = {"grpo": (0.15, 0.7), "opd-teacher": (0.15, 0.85), "seed": (0.17, 0.75)}
@@ -109,23 +110,26 @@ def write_cell(
     rng = np.random.default_rng([config.seed, len(config.title), len(rates)])
     trained = config.method is not None
     evals, metrics = [], []
+    contexts = config.method.evaluation if config.method else ("plain",)
     for update, rate in rates.items():
-        chance = np.clip(rate + hard * (0 < rate < 1), 0, 1)
-        results = [
-            {
-                "task": f"eval/{t:06d}",
-                "kind": kinds[t % len(kinds)],
-                "attempt": 0,
-                "success": bool(won),
-                "score": float(won) or 0.25,
-                "reward": 10.0 * won,
-                "steps": int(rng.integers(4, 15)),
-                "stop_reason": "success" if won else "max_steps",
-            }
-            for t, won in enumerate(rng.random(tasks) < chance)
-        ]
-        spent = ledger(update, config.method) if trained else Ledger()
-        evals.append({"update": update, "ledger": spent.as_dict(), "protocol": asdict(protocol), "results": results})
+        spent = (ledger(update, config.method) if trained else Ledger()).as_dict()
+        for context in contexts:
+            chance = np.clip(rate + hard * (0 < rate < 1) + 0.1 * (context == "library"), 0, 1)
+            results = [
+                {
+                    "task": f"eval/{t:06d}",
+                    "kind": kinds[t % len(kinds)],
+                    "attempt": 0,
+                    "success": bool(won),
+                    "score": float(won) or 0.25,
+                    "reward": 10.0 * won,
+                    "steps": int(rng.integers(4, 15)),
+                    "stop_reason": "success" if won else "max_steps",
+                }
+                for t, won in enumerate(rng.random(tasks) < chance)
+            ]
+            record = {"update": update, "skills": context, "ledger": spent, "protocol": asdict(protocol)}
+            evals.append({**record, "results": results})
     for update in range(1, max(rates) + 1):
         noise = rng.normal(0, 0.03, 8)
         record = {
@@ -147,23 +151,37 @@ def write_cell(
         metrics.append(record)
     write_lines(path / "evals.jsonl", evals)
     write_lines(path / "metrics.jsonl", metrics)
+    picture = save_picture(np.full((4, 4, 3), 200, np.uint8), path / PICTURES)
+    last = [record for record in evals if record["update"] == evals[-1]["update"]]
+    episodes = [episode("eval", record, outcome, skill, picture) for record in last for outcome in record["results"]]
     if config.method and config.method.writes_skills:
         write_lines(path / "skills.jsonl", [skill_record(u, won, skill) for u in (1, 20, 40) for won in (True, False)])
-    write_episodes(path, evals[-1])
+        played = [(u, attempt) for u in (1, 20, 40) for attempt in range(2)]
+        episodes += [
+            episode("train", {"update": u, "skills": "plain"}, trained_outcome(attempt), skill, picture)
+            for u, attempt in played
+        ]
+        write_lines(path / "credit.jsonl", [row for u, attempt in played for row in credit(u, attempt, skill)])
+    write_lines(path / "episodes.jsonl", episodes)
     total = ledger(max(rates), config.method) if trained else Ledger()
-    write_manifest(path, protocol, total, manifest or {})
+    CellDir(path).finish(described(protocol, total) | (manifest or {}))
     return path
 
 
 def write_manifest(path: Path, protocol: ProtocolCard, total: Ledger, extra: dict[str, Any]) -> None:
-    described = {"name": protocol.panel, "hash": protocol.panel_hash, "tasks": 48, "notes": []}
-    manifest = {
+    (path / "manifest.json").write_text(json.dumps(described(protocol, total) | extra))
+
+
+def described(protocol: ProtocolCard, total: Ledger) -> dict[str, Any]:
+    """The manifest of a finished cell."""
+    panel = {"name": protocol.panel, "hash": protocol.panel_hash, "tasks": 48, "notes": []}
+    return {
         "status": "complete",
         "harness": "0.1.0",
         "git": "a" * 40,
         "versions": {"python": "3.11.7", "torch": "2.13.0"},
         "machine": {"cpu": "made up", "cores": 2},
-        "panel": described,
+        "panel": panel,
         "train_panel": None,
         "protocol": asdict(protocol),
         "ledger": total.as_dict(),
@@ -172,7 +190,6 @@ def write_manifest(path: Path, protocol: ProtocolCard, total: Ledger, extra: dic
         "started": "2026-01-01T00:00:00+00:00",
         "finished": "2026-01-01T00:10:00+00:00",
     }
-    (path / "manifest.json").write_text(json.dumps(manifest | extra))
 
 
 def ledger(update: int, method: Method | None) -> Ledger:
@@ -202,24 +219,76 @@ def skill_record(update: int, success: bool, text: str) -> dict[str, Any]:
         "update": update,
         "raw": json.dumps({"episode_skill": text}) if usable else "<<not json>>",
         "task": "train/000017",
-        "attempt": 3,
+        "attempt": int(success),
         "success": success,
         "usable": usable,
     }
 
 
-def write_episodes(path: Path, evaluation: dict[str, Any]) -> None:
-    trace = [
-        {"observation": "You see <b>a desk</b>.", "response": "<action>go</action>", "action": "go", "valid": True},
-        {"observation": "You are at the desk.", "response": "hm", "action": "", "valid": False},
-    ]
-    steps = json.dumps([{**step, "reward": 0.0} for step in trace])
-    rows = [
-        {"phase": "eval", "update": evaluation["update"], **result, "task_text": "put a mug in desk.", "error": ""}
-        for result in evaluation["results"]
-    ]
-    pd.DataFrame([{**row, "trace": steps} for row in rows]).to_parquet(path / "episodes.parquet")
+def trained_outcome(attempt: int) -> dict[str, Any]:
+    """How an attempt at the training task went: 0 failed, 1 succeeded."""
+    won = attempt == 1
+    return {
+        "task": "train/000017",
+        "kind": "pick",
+        "attempt": attempt,
+        "success": won,
+        "score": float(won),
+        "reward": 10.0 * won,
+        "steps": 2,
+        "stop_reason": "success" if won else "max_steps",
+    }
+
+
+def episode(phase: str, where: dict[str, Any], outcome: dict[str, Any], text: str, picture: str) -> dict[str, Any]:
+    """A detailed episode of two steps; ``text`` is in its prompt and its second answer."""
+    first = {"observation": "You see <b>a desk</b>.", "response": "<action>go</action>", "action": "go", "valid": True}
+    second = {"observation": "You are at the desk.", "response": f"hm {text}", "action": "", "valid": False}
+    shown = {"prompt": f"You see this: <image>\n{text}\nWhat now?", "pictures": [picture]}
+    return {
+        "phase": phase,
+        "update": where["update"],
+        "skills": where["skills"],
+        **outcome,
+        "valid": 1,
+        "dropped_turns": 0,
+        "task_text": "put a mug in desk.",
+        "prompt_tokens": 120,
+        "sampled_tokens": 9,
+        "error": "",
+        "detail": True,
+        "trace": json.dumps([{**step, "reward": 0.0, **shown} for step in (first, second)]),
+    }
+
+
+def credit(update: int, attempt: int, text: str) -> list[dict[str, Any]]:
+    """Credit of the two steps of a training episode: a token's shift is 0.1 more than the one's before it."""
+    rows, sign = [], 1.0 if attempt else -1.0
+    for step, tokens in enumerate((["<action>", "go", "</action>"], ["hm", f" {text}"])):
+        logp = [-0.5] * len(tokens)
+        shift = [round(0.1 * n + 0.05 * attempt - 0.1, 3) for n in range(len(tokens))]
+        gate = [float(1 / (1 + np.exp(-5 * d))) for d in shift]
+        rows.append(
+            {
+                "update": update,
+                "task": "train/000017",
+                "attempt": attempt,
+                "step": step,
+                "ids": list(range(len(tokens))),
+                "tokens": tokens,
+                "logp": logp,
+                "teacher": [a + b for a, b in zip(logp, shift, strict=True)],
+                "gate": gate,
+                "advantage": sign,
+                "pull": [sign + 0.01 * g for g in gate],
+                "skill": text,
+                "in_policy": True,
+                "in_distill": True,
+                "chosen": True,
+            }
+        )
+    return rows
 
 
 def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")

@@ -1,0 +1,133 @@
+"""The static site of a run: HTML pages, their data and their assets, all readable from disk without a network.
+
+::
+
+    DIR/report.html                 the overview
+    DIR/report/cells/<id>.html      one page per cell; likewise episodes/<id>.html and skills/<id>.html
+    DIR/report/assets/              style sheets and scripts, copied from harness/templates/site
+    DIR/report/data/<name>.js       one call of harness.receive("<name>", value); browsers do not fetch from file://
+
+No page holds a script of its own, and a content security policy forbids any: what a model wrote is text for certain.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from harness.frames import card_rows
+from harness.statistics import Estimate
+from harness.store import writing
+from harness.tables import Table, Value
+
+FOLDER = "report"
+"""Where everything but the overview lies, within a run's directory."""
+
+OVERVIEW = "report.html"
+
+
+def write_page(
+    run: Path, path: str, template: str, title: str, crumbs: Sequence[tuple[str, str]] = (), **context: Any
+) -> None:
+    """Render a page of a run.
+
+    Args:
+        run: The run's directory.
+        path: File within it, ``report.html`` or ``report/...``.
+        template: File in ``harness/templates/site``.
+        crumbs: (name, path within the run's directory) of the pages above, the overview excepted.
+        context: What the template shows. It also has ``title``, ``run`` (the run's name) and ``up`` (the prefix that
+            leads from the page to the run's directory, e.g. ``../../``).
+    """
+    up = "../" * path.count("/")
+    name = run.resolve().name
+    html = _environment().get_template(template).render(title=title, run=name, up=up, crumbs=crumbs, **context)
+    _write(run / path, html.lstrip() + "\n")
+
+
+def write_data(run: Path, name: str, value: Any) -> None:
+    """Write data for the pages: ``harness.load(name)`` in the browser gives ``value``.
+
+    ``name`` consists of letters, digits, dots and dashes; ``value`` of what JSON knows.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9.-]+", name):
+        raise ValueError(f"data name {name!r}: only letters, digits, dots and dashes")
+    _write(run / FOLDER / "data" / f"{name}.js", f"harness.receive({script_json(name)}, {script_json(value)});\n")
+
+
+def write_assets(run: Path) -> None:
+    """Copy style sheets and scripts of the pages."""
+    for asset in files("harness").joinpath("templates/site").iterdir():
+        if asset.name.endswith((".css", ".js")):
+            _write(run / FOLDER / "assets" / asset.name, asset.read_text(encoding="utf-8"))
+
+
+def script_json(value: Any) -> str:
+    """Compact JSON that may stand in a script: it neither closes the element nor breaks a line. NaN is refused."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    # A lone surrogate has no UTF-8 form; the others end a script element or, to old browsers, a line.
+    return re.sub("[<\u2028\u2029\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def sort_key(value: Value) -> str | float:
+    """What a column is sorted by when its heading is clicked."""
+    if isinstance(value, Estimate):
+        return value.value
+    return "" if value is None else value
+
+
+def protocol_id(setting: str) -> str:
+    """Where on the overview a setting's protocol card stands."""
+    return f"protocol-{re.sub(r'[^A-Za-z0-9]+', '-', setting).strip('-').lower()}"
+
+
+def without_repeats(table: Table) -> Table:
+    """The table without columns named score that repeat the success before them in the same group."""
+    kept: list[int] = []
+    success: dict[str, int] = {}
+    for index, column in enumerate(table.columns):
+        if column.name == "success":
+            success[column.group] = index
+        same = column.name == "score" and column.group in success
+        if not same or any(_number(row[index]) != _number(row[success[column.group]]) for row in table.rows):
+            kept.append(index)
+    columns = tuple(table.columns[index] for index in kept)
+    return replace(table, columns=columns, rows=tuple(tuple(row[i] for i in kept) for row in table.rows))
+
+
+def _number(value: Any) -> Any:
+    """What a value of a table says to three digits after the point of a percentage; text and nothing as they are."""
+    value = getattr(value, "value", value)
+    return round(value, 5) if isinstance(value, float) else value
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("harness", "templates/site"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["zip"] = zip
+    environment.filters["sort_key"] = sort_key
+    environment.filters["card_rows"] = card_rows
+    environment.filters["protocol_id"] = protocol_id
+    environment.filters["without_repeats"] = without_repeats
+    return environment
+
+
+def _write(path: Path, text: str) -> None:
+    """Plainly: a report that a crash leaves half written is made again."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode("utf-8", "replace"))

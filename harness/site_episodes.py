@@ -1,0 +1,265 @@
+"""The episode pages of a report: every recorded episode of a cell, step by step, and the credit of its tokens.
+
+One page per cell. It opens with a light index of all episodes (:func:`episode_index`); what an episode said comes in
+chunks (:func:`episode_chunks`), which the page loads when an episode is opened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from harness.contracts import UNCOUNTED
+from harness.frames import Cell, episodes_of, skills_of
+from harness.records import PICTURES, read_credit, read_trace
+from harness.site import write_data, write_page
+from harness.store import Record
+
+MOST_EPISODES = 50
+"""Episodes in one chunk, at most."""
+MOST_CHARACTERS = 300_000
+"""A chunk with more characters of text is closed."""
+TOKEN_CHARACTERS = 40
+"""What the numbers of one token take, about."""
+
+Key = tuple[str, int, str, int, int]
+"""An episode of a cell: phase, update, task, attempt, and place among those of one update that agree in all of it."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a cell recorded: ``episodes`` and ``skills`` one row each, ``credit`` one row per step of an episode."""
+
+    episodes: pd.DataFrame
+    credit: pd.DataFrame
+    skills: pd.DataFrame
+
+
+def read_told(cell: Cell) -> Told:
+    """What a cell recorded. Raises HarnessError where a file is broken.
+
+    Evaluations with skills in the prompt get the phase ``eval*``: they play the tasks of the others again.
+    """
+    episodes = episodes_of(cell)
+    if "skills" in episodes:
+        again = (episodes["phase"] == "eval") & (episodes["skills"] == "library")
+        episodes = episodes.assign(phase=episodes["phase"].mask(again, "eval*"))
+    return Told(episodes, read_credit(cell.store), skills_of([cell]))
+
+
+def write_episode_pages(cell: Cell, run: Path) -> str | None:
+    """Write a cell's episode page and its data; returns the page's path within the run, None without episodes.
+
+    ``#train/12/TASK/0`` behind its address opens the first attempt at a task of update 12 (``/1`` more, where an
+    update played the task twice); ``#?phase=eval&update=20&outcome=failure`` lists the episodes that are so.
+    """
+    told = read_told(cell)
+    if told.episodes.empty:
+        return None
+    name, path = f"{cell.id}.episodes", f"report/episodes/{cell.id}.html"
+    starts = []
+    for order, (start, chunk) in enumerate(episode_chunks(told)):
+        starts.append(start)
+        write_data(run, f"{name}.{order}", chunk)
+    write_data(run, name, {**episode_index(told), "starts": starts})
+    write_page(
+        run,
+        path,
+        "episodes.html.j2",
+        f"{cell.config.title} · episodes",
+        [(cell.config.title, f"report/cells/{cell.id}.html")],
+        name=name,
+        total=len(told.episodes),
+        pictures=f"cells/{cell.id}/{PICTURES}/",
+        skills=None if told.skills.empty else f"report/skills/{cell.id}.html",
+    )
+    return path
+
+
+# --------------------------------------------------------------------------------------------------- index
+
+
+def episode_index(told: Told) -> Record:
+    """All episodes in the order of the journal, one list per property.
+
+    Texts, which repeat, are ``{"values": distinct ones, "codes": one number per episode}``. ``shift`` sums D = l_s - l
+    over the episode's tokens (None without a teacher); ``credit`` says whether the tokens' credit was recorded;
+    ``skill`` is the row of the skill written about the episode.
+    """
+    frame = told.episodes
+    keys = episode_keys(frame)
+    shifts, detailed, written = _shifts(told.credit), set(_credit_keys(told.credit)), skill_rows(told.skills)
+    crashed = frame["stop_reason"].isin(UNCOUNTED)
+    outcome = pd.Series(np.where(frame["success"], "success", np.where(crashed, "crash", "failure")))
+    return {
+        **{name: coded(frame[name]) for name in ("phase", "task", "kind", "stop_reason")},
+        "outcome": coded(outcome),
+        **{name: [number(v) for v in frame[name]] for name in ("update", "attempt", "steps", "reward", "score")},
+        "place": [key[-1] for key in keys],
+        "shift": [shifts.get(key) for key in keys],
+        "credit": [int(key in detailed) for key in keys],
+        "skill": [written.get(key) for key in keys],
+        "scale": scales(told.credit),
+    }
+
+
+def skill_rows(skills: pd.DataFrame) -> dict[Key, int]:
+    """Row of the skill that was written about an episode."""
+    if skills.empty:
+        return {}
+    return {key: row for row, key in enumerate(episode_keys(skills.assign(phase=skill_phase(skills))))}
+
+
+def skill_phase(skills: pd.DataFrame) -> pd.Series[str]:
+    """The phase of the episode that each skill is about."""
+    return pd.Series(["stage1" if update < 0 else "train" for update in skills["update"]], index=skills.index)
+
+
+def episode_keys(frame: pd.DataFrame, part: Sequence[str] = ()) -> list[Key]:
+    """The episode of each row; rows come in the order of play, and ``part`` tells those of one episode apart."""
+    names = ["phase", "update", "task", "attempt"]
+    place = frame.groupby([*names, *part]).cumcount()
+    return list(zip(*(frame[name].tolist() for name in names), place.tolist(), strict=True))
+
+
+def coded(texts: pd.Series[Any]) -> Record:
+    """Texts of which many are equal."""
+    codes, values = pd.factorize(texts.astype(str))
+    return {"values": list(values), "codes": codes.tolist()}
+
+
+def number(value: Any) -> float | int | None:
+    """A number for a page: five digits, None for what is none."""
+    if value is None or not math.isfinite(value):
+        return None
+    return int(value) if value == int(value) else float(f"{value:.5g}")
+
+
+# -------------------------------------------------------------------------------------------------- chunks
+
+
+def episode_chunks(told: Told) -> Iterator[tuple[int, Record]]:
+    """What the episodes said, in the order of the index: (row of the first, chunk), each episode exactly once.
+
+    A chunk has ``texts``, each once, and ``episodes``, in which a text is its number there. An episode holds one list
+    per property of its steps; a detailed one also ``prompt`` and ``pictures``, where known ``credit`` (per step) and
+    ``read``, the skills that the teacher read, to which a step's ``skill`` points.
+    """
+    credit = _credit_of(told.credit)
+    names = ("task_text", "error", "fingerprint", "dropped_turns", "prompt_tokens", "sampled_tokens", "trace")
+    said = told.episodes[[name for name in names if name in told.episodes]].to_dict("records")
+    texts: dict[str, int] = {}
+    chunk: list[Record] = []
+    start = tokens = 0
+    for row, (key, record) in enumerate(zip(episode_keys(told.episodes), said, strict=True)):
+        chunk.append(_episode(record, credit.get(key, []), texts))
+        tokens += sum(len(step["tokens"]) for step in credit.get(key, []))
+        if len(chunk) == MOST_EPISODES or sum(map(len, texts)) + TOKEN_CHARACTERS * tokens > MOST_CHARACTERS:
+            yield start, {"texts": list(texts), "episodes": chunk}
+            texts, chunk, start, tokens = {}, [], row + 1, 0
+    if chunk:
+        yield start, {"texts": list(texts), "episodes": chunk}
+
+
+def _episode(record: Mapping[Hashable, Any], credit: list[Record], texts: dict[str, int]) -> Record:
+    """An episode whose texts are numbers in ``texts``, which grows."""
+
+    def coded(text: str) -> int:
+        return texts.setdefault(text, len(texts))
+
+    steps = read_trace(record["trace"])
+    made: Record = {str(n): coded(v) if isinstance(v, str) else number(v) for n, v in record.items() if n != "trace"}
+    made |= {name: [coded(step[name]) for step in steps] for name in ("observation", "response", "action")}
+    made |= {"valid": [int(step["valid"]) for step in steps], "reward": [number(step["reward"]) for step in steps]}
+    if any("prompt" in step for step in steps):
+        made |= {"prompt": [coded(step["prompt"]) for step in steps], "pictures": [step["pictures"] for step in steps]}
+    if credit:
+        read = list(dict.fromkeys(step["skill"] for step in credit if step["skill"]))
+        made["read"] = [coded(text) for text in read]
+        made["credit"] = [
+            {
+                **step,
+                "tokens": [coded(text) for text in step["tokens"]],
+                "skill": read.index(step["skill"]) if step["skill"] else None,
+            }
+            for step in credit
+        ]
+    return made
+
+
+# -------------------------------------------------------------------------------------------------- credit
+
+
+def scales(credit: pd.DataFrame) -> Record:
+    """Where each quantity's colours start, turn and end, for the whole cell, so that its episodes compare.
+
+    Shift and advantage: a round number that at least 95 % of the tokens stay below. Before and after share one scale.
+    The gate turns at 1/2. None where nothing is known.
+    """
+    advantages = np.concatenate([credit["advantage"].dropna().to_numpy(float), _flat(credit["pull"])])
+    return {
+        "shift": _around(_flat(_shift_of(credit))),
+        "gate": [0.0, 0.5, 1.0] if credit["gate"].notna().any() else None,
+        "advantage": _around(advantages),
+        "pull": _around(advantages),
+    }
+
+
+def _around(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float] | None:
+    if not values.size:
+        return None
+    reach = float(np.quantile(np.abs(values), 0.95)) or float(np.abs(values).max()) or 1.0
+    power = 10.0 ** math.floor(math.log10(reach))
+    end = float(f"{next(step * power for step in (1, 2, 5, 10) if step * power >= reach * (1 - 1e-9)):.1g}")
+    return [-end, 0.0, end]
+
+
+def _flat(lists: Iterable[Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """All numbers of a column of lists; rows without a list are left out."""
+    known = [np.asarray(values, float) for values in lists if values is not None]
+    return np.concatenate(known) if known else np.zeros(0)
+
+
+def _shift_of(credit: pd.DataFrame) -> list[np.ndarray[Any, np.dtype[np.float64]] | None]:
+    """D = l_s - l of each row's tokens; None where no teacher scored them."""
+    pairs = zip(credit["teacher"], credit["logp"], strict=True)
+    return [None if teacher is None else np.asarray(teacher) - np.asarray(logp) for teacher, logp in pairs]
+
+
+def _credit_keys(credit: pd.DataFrame) -> list[Key]:
+    return episode_keys(credit.assign(phase="train"), ["step"])
+
+
+def _shifts(credit: pd.DataFrame) -> dict[Key, float | int | None]:
+    """The sum of D over the tokens of each episode that a teacher scored."""
+    sums: dict[Key, float] = defaultdict(float)
+    for key, shift in zip(_credit_keys(credit), _shift_of(credit), strict=True):
+        if shift is not None:
+            sums[key] += float(shift.sum())
+    return {key: number(value) for key, value in sums.items()}
+
+
+def _credit_of(credit: pd.DataFrame) -> dict[Key, list[Record]]:
+    """The credit of every episode that has any, one record per step."""
+    found: dict[Key, list[Record]] = defaultdict(list)
+    for key, row in zip(_credit_keys(credit), credit.to_dict("records"), strict=True):
+        per_token = {name: row[name] for name in ("logp", "teacher", "gate", "pull")}
+        found[key].append(
+            {
+                "step": int(row["step"]),
+                "ids": [int(i) for i in row["ids"]],
+                "tokens": list(row["tokens"]),
+                **{n: None if values is None else [number(v) for v in values] for n, values in per_token.items()},
+                "advantage": number(row["advantage"]),
+                "skill": row["skill"],
+                **{name: bool(row[name]) for name in ("in_policy", "in_distill", "chosen")},
+            }
+        )
+    return found

@@ -1,0 +1,103 @@
+"""The skills page of a cell: every skill with its provenance, counts per update, and the audit where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from harness.frames import Cell, skills_of
+from harness.site import write_data, write_page
+from harness.site_episodes import MOST_CHARACTERS, coded, episode_keys, number, skill_phase
+from harness.store import Record, read_json
+
+AUDIT = "audit.json"
+"""Written into a cell by ``harness skills audit``."""
+MOST_ANSWERS = 500
+"""Raw answers in one chunk, at most."""
+
+
+def write_skill_page(cell: Cell, run: Path) -> str | None:
+    """Write a cell's skills page and its data; returns the page's path within the run, None without skills.
+
+    ``#7`` behind its address opens the skill of that row of ``skills.jsonl``, ``#?update=20&usable=no`` lists the
+    skills that are so. Raises HarnessError where a file is broken.
+    """
+    skills = skills_of([cell])
+    if skills.empty:
+        return None
+    name, path = f"{cell.id}.skills", f"report/skills/{cell.id}.html"
+    starts = []
+    for order, (start, answers) in enumerate(answer_chunks(skills)):
+        starts.append(start)
+        write_data(run, f"{name}.{order}", answers)
+    write_data(run, name, {**skill_index(skills), "starts": starts})
+    audit = cell.store.path / AUDIT
+    write_page(
+        run,
+        path,
+        "skills.html.j2",
+        f"{cell.config.title} · skills",
+        [(cell.config.title, f"report/cells/{cell.id}.html")],
+        name=name,
+        total=len(skills),
+        usable=int(skills["usable"].sum()),
+        episodes=f"report/episodes/{cell.id}.html",
+        updates=counts(skills),
+        audit=read_json(audit) if audit.is_file() else None,
+        command=f"harness skills audit {cell.store.path}",
+    )
+    return path
+
+
+def skill_index(skills: pd.DataFrame) -> Record:
+    """All skills in the order of the journal, one list per property; texts as in ``episode_index``.
+
+    ``words`` counts a text's words; ``copies`` the usable skills with the very same text, ``first`` whether it is the
+    first of them. ``place`` tells episodes of one update apart that agree in task and attempt.
+    """
+    usable = skills["usable"].astype(bool)
+    copies = skills[usable].groupby("text")["text"].transform("size").reindex(skills.index, fill_value=0)
+    return {
+        **{name: coded(skills[name]) for name in ("text", "summary", "author", "task")},
+        **{name: [number(v) for v in skills[name]] for name in ("update", "attempt")},
+        "phase": coded(skill_phase(skills)),
+        "place": [key[-1] for key in episode_keys(skills.assign(phase=skill_phase(skills)))],
+        **{name: skills[name].astype(int).tolist() for name in ("success", "usable")},
+        "words": [len(text.split()) for text in skills["text"]],
+        "copies": copies.tolist(),
+        "first": (usable & ~skills["text"].where(usable).duplicated()).astype(int).tolist(),
+    }
+
+
+def answer_chunks(skills: pd.DataFrame) -> Iterator[tuple[int, list[str]]]:
+    """The authors' raw answers in order: (row of the first, answers), each exactly once."""
+    chunk: list[str] = []
+    start = characters = 0
+    for row, raw in enumerate(skills["raw"].astype(str)):
+        chunk.append(raw)
+        characters += len(raw)
+        if len(chunk) == MOST_ANSWERS or characters > MOST_CHARACTERS:
+            yield start, chunk
+            chunk, start, characters = [], row + 1, 0
+    if chunk:
+        yield start, chunk
+
+
+def counts(skills: pd.DataFrame) -> list[Record]:
+    """Per update: how many skills, and the shares of usable, of distinct (among the usable) and after a success."""
+    found = []
+    for update, group in skills.groupby("update"):
+        usable = group[group["usable"].astype(bool)]
+        found.append(
+            {
+                "update": update,
+                "skills": len(group),
+                "usable": len(usable) / len(group),
+                "distinct": usable["text"].nunique() / max(len(usable), 1),
+                "words": sum(len(text.split()) for text in usable["text"]) / len(usable) if len(usable) else None,
+                "success": float(group["success"].mean()),
+            }
+        )
+    return found
