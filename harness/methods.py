@@ -204,6 +204,8 @@ def _meaningless(
         return "reweighting fixes the advantages before the update; its teacher cannot be the policy being optimised"
     if full and teacher.weights == "update_start":
         return "a full vocabulary is scored inside the loss, where the update's start is gone; use current or start"
+    if teacher.context == "empty_skill" and teacher.weights not in ("update_start", "current"):
+        return "an empty skill is the control of a policy that teaches itself; another teacher reads plain prompts"
     if teacher.context == "plain" and teacher.weights in ("update_start", "current"):
         return (
             "the policy with an ordinary prompt is the student itself and teaches nothing; use empty_skill as control"

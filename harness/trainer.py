@@ -254,6 +254,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         for part in self.policy.plan_micro_batches(pairs, self.config.token_budget):
             self.accelerator.backward(self._loss(rows, part, streams, totals))
+        self._charge_inner_teacher(rows, pairs, ledger)
         if self.method.rehearsal and rehearsed:
             self._rehearse(rehearsed, self.method.rehearsal.coefficient, totals, ledger)
         norm = self.accelerator.clip_grad_norm_(self.policy.model.parameters(), self.config.grad_clip)
@@ -265,6 +266,14 @@ class Trainer:
         else:
             totals["skipped_steps"] += 1
         self._charge_training(pairs, ledger)
+
+    def _charge_inner_teacher(self, rows: Sequence[Row], pairs: Sequence[Sample], ledger: Ledger) -> None:
+        """What it cost to score a teacher inside the loss."""
+        spec, signal = self.method.teacher, self.method.signal
+        if spec is not None and (_full(signal) or spec.weights == "current"):
+            told = [(row.teacher_prompt or prompt, answer) for row, (prompt, answer) in zip(rows, pairs, strict=True)]
+            self._charge(self._scorer(spec.weights), told, ledger)
+            ledger.rescored_tokens += sum(len(row.response) for row in rows if row.teacher_prompt is not None)
 
     def _rehearse(
         self, samples: Sequence[Sample], coefficient: float, totals: dict[str, float], ledger: Ledger

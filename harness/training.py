@@ -16,7 +16,7 @@ from harness.cell import REHEARSAL, SHUFFLE, TRAIN, Session, require_disjoint, s
 from harness.config import TrainConfig
 from harness.contracts import Episode, HarnessError, Ledger, Skill, Step, StopReason, Task
 from harness.credit import Credit
-from harness.methods import Method
+from harness.methods import Method, Reweighting
 from harness.policy.load import load_policy
 from harness.policy.local import LocalPolicy
 from harness.preparation import SAMPLES, START, charged, external_teacher, load_samples, local, prepare
@@ -209,6 +209,8 @@ class Training:
                 states=state_numbers(steps),
                 step_rewards=torch.tensor([step.reward for step in steps], dtype=torch.float64),
             )
+        # A teacher that only scales advantages has nothing to say where there is none.
+        told = kept | (not isinstance(self.method.signal, Reweighting))
         rows = [
             Row(
                 prompt=step.prompt,
@@ -217,10 +219,10 @@ class Training:
                 episode=i,
                 group=groups[i],
                 advantage=float(value) if keep else None,
-                teacher_prompt=teacher_prompt(step.prompt, texts[i]),
+                teacher_prompt=teacher_prompt(step.prompt, texts[i]) if heard else None,
                 watched=groups[i] < self.config.detail,
             )
-            for (i, _), step, value, keep in zip(places, steps, values, kept, strict=True)
+            for (i, _), step, value, keep, heard in zip(places, steps, values, kept, told, strict=True)
         ]
         return rows, places, degenerate
 

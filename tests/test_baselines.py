@@ -141,6 +141,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("sdar", {"teacher": {"weights": "current", "context": "plain"}}, "is the student itself"),
     ("sdar", {"teacher": {"analyzer": "start"}}, "nobody writes skills for the context library"),
     ("seed", {"teacher": {"context": "empty_skill", "episodes": "failures"}}, "holds no skill"),
+    (
+        "seed",
+        {"teacher": {"context": "empty_skill", "weights": "start"}},
+        "the control of a policy that teaches itself",
+    ),
     ("sdar", {"rollout": "library"}, "would read the same skills"),
     ("rloo", {"advantage": {"divide_by_std": True}}, "set divide_by_std to false"),
     ("grpo", {"advantage": {"step_weight": 0.5}}, "belong to the estimator gigpo"),

@@ -259,6 +259,22 @@ def test_a_gate_weighs_the_divergence_of_each_token(rows: list[Row], other: Loca
         assert distance(plain, {name: 2 * value for name, value in sharp.items()}) > 1e-3
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"teacher": {"weights": "current"}},
+        {"teacher": {"weights": "start"}, "signal": {"kind": "reverse_kl", "vocabulary": "full"}},
+    ],
+    ids=["current weights", "full vocabulary"],
+)
+def test_a_teacher_scored_inside_the_loss_is_charged_like_one_scored_before(
+    rows: list[Row], other: LocalPolicy, changes: dict[str, Any]
+) -> None:
+    inside, before = Update(rows, vary(SEED, changes, ""), reference=other), Update(rows, SEED)
+    assert inside.ledger.rescored_tokens == before.ledger.rescored_tokens > 0
+    assert inside.ledger.flops >= before.ledger.flops
+
+
 def test_rehearsal_adds_the_gradient_of_the_answers(rows: list[Row]) -> None:
     samples = [(row.prompt, row.response) for row in rows[:5]]
     method = vary(SEED, {"rehearsal": {"coefficient": 0.3}}, "")

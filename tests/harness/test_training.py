@@ -12,7 +12,7 @@ import pytest
 from toy_cells import LIBRARY_SKILL, run_in_child, run_toy, toy_config, toy_policy
 
 from harness.contracts import HarnessError
-from harness.methods import SEED, Advantage, Method
+from harness.methods import SEED, Advantage, Method, get_method
 from harness.recipes import vary
 from harness.store import CellDir
 
@@ -189,6 +189,15 @@ def test_whose_skills_are_read(
         assert not any(skill["success"] for skill in skills)
     told = {text for text in pyarrow.parquet.read_table(cell.path / "credit.parquet")["skill"].to_pylist() if text}
     assert bool(told) is not same
+
+
+def test_rlsd_without_its_scale_is_grpo_to_the_last_bit(policy: Path, grpo: CellDir, tmp_path: Path) -> None:
+    """Degenerate groups have no advantage to scale: they are neither re-scored nor trained on."""
+    still = vary(get_method("rlsd"), {"signal": {"coefficient": 0.0}}, "")
+    cell = run_toy(toy_config(policy, still), tmp_path)
+    assert (cell.path / WEIGHTS).read_bytes() == (grpo.path / WEIGHTS).read_bytes()
+    spent = cell.records("metrics.jsonl")[-1]["ledger"]
+    assert 0 < spent["rescored_tokens"] == grpo.records("metrics.jsonl")[-1]["ledger"]["trained_tokens"]
 
 
 def test_skills_in_the_prompts_of_training_and_evaluation(policy: Path, grpo: CellDir, tmp_path: Path) -> None:
