@@ -179,6 +179,7 @@ def _plan_cells(recipe: Recipe, plan: EnvPlan, fingerprint: Callable[[str], str]
         sections = deep_merge(shared, {key: overlay[key] for key in overlay if key in SECTIONS})
         cell = _method_cell(recipe, plan, method, sections, fingerprint, f"{where}.methods.{name}")
         cells += [cell.model_copy(update={"seed": seed}) for seed in recipe.seeds]
+    _require_skills([cell for cell in cells if cell.library])
     return cells
 
 
@@ -198,8 +199,6 @@ def _method_cell(
         _require_model(recipe.policy, "trained")
     if external:
         _require_model(recipe.teacher, "a teacher")
-    if method.reads_library:
-        _require_skills(recipe.library, env, measured)
     if method.teacher and method.teacher.context == "oracle_skill":
         _require_override(env, "oracle_skill", "writes no oracle skill for the context oracle_skill", where)
     train = validate(TrainConfig, sections["train"], f"{where}.train")
@@ -257,11 +256,16 @@ def _require_override(env: EnvConfig, name: str, lacks: str, where: str) -> None
         raise HarnessError(f"{where}: {env.id} {lacks}")
 
 
-def _require_skills(library: str, env: EnvConfig, measured: EvalConfig) -> None:
-    """Raise HarnessError unless the library has a skill for every task that is trained or measured on."""
+def _require_skills(cells: Sequence[CellConfig]) -> None:
+    """Raise HarnessError unless the library of an environment's cells has a skill for every task that they play."""
+    if not cells:
+        return
+    panels = {("train", cell.train.panel_size) for cell in cells if cell.train}
+    panels |= {(cell.eval.panel, cell.eval.panel_size) for cell in cells}
+    library, env = load_library(cells[0].library), cells[0].env
     with closing(make_env(env.id, env.options)) as made:
-        for panel in ("train", measured.panel):
-            load_library(library).require(env.id, made.panel(panel, measured.panel_size if panel != "train" else None))
+        for panel, size in sorted(panels, key=str):
+            library.require(env.id, made.panel(panel, size))
 
 
 def _once(settings: EvalConfig) -> EvalConfig:

@@ -38,6 +38,9 @@ WIN_REWARD = 10.0
 GENERATED_PANELS = {"train": (2000, 100_000), "eval": (128, 1024), "demo": (2000, 100_000)}
 """Panel of generated games -> (tasks by default, most tasks)."""
 
+UNSEEN = {"small": "medium", "medium": "full"}
+"""Size of the rooms trained in -> size of those in the panel ``unseen``, which holds evaluation games of that size."""
+
 OFFICIAL_PANELS = {"train": "train", "eval": "valid_seen", "valid_seen": "valid_seen", "valid_unseen": "valid_unseen"}
 """Panel of official games -> split."""
 
@@ -109,7 +112,7 @@ class ALFWorld(AgentEnv):
             engine=f"{engine}-1 (rules {self._rules or 'of the game files'})",
             data=f"official {LAYOUT}" if self._root else f"{generator.VERSION}-{size}",
             parser="tags-1",
-            panels=tuple(OFFICIAL_PANELS if self._root else GENERATED_PANELS),
+            panels=tuple(OFFICIAL_PANELS if self._root else _generated_panels(size)),
         )
         self.action_space = FreeText(("look", "inventory"))
 
@@ -123,7 +126,7 @@ class ALFWorld(AgentEnv):
             trials, notes = _trials(self._root, OFFICIAL_PANELS[name])
             default = most = len(trials)
         else:
-            default, most = GENERATED_PANELS[name]
+            default, most = _generated_panels(self._size)[name]
         size = default if size is None else size
         if not 1 <= size <= most:
             raise HarnessError(f"panel {name!r} of ALFWorld-v1 has 1 to {most} tasks, not {size}")
@@ -131,8 +134,9 @@ class ALFWorld(AgentEnv):
             return Panel(name, tuple(self._official(trial) for trial in trials[:size]), notes)
         return Panel(name, tuple(self._generated(name, number) for number in range(size)))
 
-    def _generated(self, split: str, number: int) -> Task:
-        return self._task(split, {"split": split, "number": number, "size": self._size, "rules": self._rules})
+    def _generated(self, panel: str, number: int) -> Task:
+        split, size = ("eval", UNSEEN[self._size]) if panel == "unseen" else (panel, self._size)
+        return self._task(panel, {"split": split, "number": number, "size": size, "rules": self._rules})
 
     def _official(self, trial: Path) -> Task:
         return self._task(trial.parts[-3], {"trial": "/".join(trial.parts[-3:]), "rules": self._rules})
@@ -259,6 +263,13 @@ class ALFWorld(AgentEnv):
         trail = follow(observations, actions, success=True)
         return describe(trail, read_task(engine.game.task), success=True)[1]
 
+    def secrets(self) -> tuple[str, ...]:
+        """Names of the objects that the task asks for, e.g. ``"mug 2"``: an agent reads one where it finds it."""
+        self._playing()
+        world = self._native.world
+        things = {o for inside in world.start.inside.values() for o in inside if world.kind[o] == world.goal.object}
+        return tuple(sorted(world.name[o] for o in things))
+
     def annotate(self, episode: Episode) -> tuple[str, str] | None:
         """See `envs_text.alfworld.hindsight`; None for an episode without steps or with a task in free words."""
         try:
@@ -281,6 +292,11 @@ class ALFWorld(AgentEnv):
             Speed("steps", 1 / found["native_step_s"], 1 / found["official_step_s"], goal=1000),
             Speed("loads and resets", 1 / found["native_load_s"], 1 / found["official_load_s"], goal=300),
         )
+
+
+def _generated_panels(size: str) -> Mapping[str, tuple[int, int]]:
+    """Panels of games generated at a size; there is no size above the largest to be unseen."""
+    return GENERATED_PANELS | ({"unseen": GENERATED_PANELS["eval"]} if size in UNSEEN else {})
 
 
 def _data_root(data: str) -> Path | None:

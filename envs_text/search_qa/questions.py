@@ -194,7 +194,9 @@ def read_panels(path: Path) -> dict[str, list[Path]]:
     if path.is_file():
         return {"train": [], "eval": [path]}
     if not path.is_dir():
-        raise HarnessError(f"no Search-QA questions at {path}: expected a JSONL file or a directory with test*.jsonl")
+        raise HarnessError(
+            f"no Search-QA questions at {path} (option data): expected a JSONL file or a directory with test*.jsonl"
+        )
     files = {"train": sorted(path.glob("train*.jsonl")), "eval": sorted(path.glob("test*.jsonl"))}
     if not files["eval"]:
         raise HarnessError(f"no test*.jsonl in {path}")

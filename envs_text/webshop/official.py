@@ -83,7 +83,7 @@ def locate(path: Path) -> Files:
     else:
         directory, names = path, [name for name in CATALOGUES if (path / name).is_file()]
     if not names or names[0] not in CATALOGUES:
-        raise HarnessError(f"no WebShop products at {path}: {' or '.join(CATALOGUES)} is needed")
+        raise HarnessError(f"no WebShop products at {path} (option data): {' or '.join(CATALOGUES)} is needed")
     if len(names) > 1:
         raise HarnessError(f"{path} holds two catalogues: name one of the files {' and '.join(names)} instead")
     attributes = directory / CATALOGUES[names[0]]

@@ -96,6 +96,17 @@ def test_panels_are_disjoint_and_nested():
     assert len(env.panel("eval")) == 128
 
 
+def test_unseen_rooms_are_larger_than_those_of_training():
+    env = ALFWorld()
+    unseen = env.panel("unseen", 60)
+    assert not {task.fingerprint for task in unseen} & {task.fingerprint for task in env.panel("train", 240)}
+    # The same games are evaluation games of an environment with larger rooms, and play in this one.
+    assert unseen.hash == ALFWorld(size="medium").panel("eval", 60).hash
+    fewest = SIZES["medium"][0][0]
+    assert all(len(re.findall(r"a \w+ \d+", env.reset(options={"task": t})[0]["text"])) >= fewest for t in unseen)
+    assert "unseen" not in ALFWorld(size="full").card.panels
+
+
 def test_the_fingerprint_tells_rules_apart_but_not_engines():
     current, older = ALFWorld().panel("eval", 3), ALFWorld(rules="2.1.1").panel("eval", 3)
     assert not {t.fingerprint for t in current} & {t.fingerprint for t in older}
