@@ -31,6 +31,7 @@ from harness.contracts import (
     HarnessError,
     Panel,
     Task,
+    mentions,
 )
 from harness.registry import make_env
 from harness.traces import Choose, Moment, Trace, episode, play, random_chooser, solved, start, step, views
@@ -314,6 +315,19 @@ def annotation(subject: Subject) -> str:
     return f"{written} of {len(episodes)} episodes annotated"
 
 
+def hidden(subject: Subject) -> str:
+    """the first observation of a task holds none of its secrets"""
+    count = 0
+    with closing(subject.make()) as env:
+        for task in subject.tasks:
+            text = start(env, task).observation["text"]
+            for secret in env.secrets():
+                require(bool(secret.strip()), f"a secret of {task.id} is blank")
+                require(not mentions(text, secret), f"the first observation of {task.id} holds its secret {secret!r}")
+                count += 1
+    return f"{count} secrets of {len(subject.tasks)} tasks"
+
+
 def closing_releases(subject: Subject) -> str:
     """close() may be called twice and leaves no file, process or thread behind"""
     holding = []
@@ -353,6 +367,7 @@ RULES: tuple[Callable[[Subject], str], ...] = (
     parser,
     prompts,
     annotation,
+    hidden,
     closing_releases,
 )
 

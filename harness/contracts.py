@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -463,6 +464,11 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         demonstrations and diagnosis only. Empty where the environment offers none."""
         return ""
 
+    def secrets(self) -> tuple[str, ...]:
+        """Words of the current task's hidden state, none of which is in its first observation: an accepted answer, the
+        code of the wanted product. A skill that has one which its episode never showed tells more than was seen."""
+        return ()
+
     def thought(self, action: str) -> str:
         """The expert's one- or two-word thought before ``action``, for demonstrations; may be empty."""
         return ""
@@ -473,6 +479,11 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         Raises HarnessError where the other engine is not installed.
         """
         return ()
+
+
+def mentions(text: str, phrase: str) -> bool:
+    """Whether a text holds a phrase as whole words, in whatever case; an empty phrase is nowhere."""
+    return bool(phrase) and re.search(rf"(?<!\w){re.escape(phrase)}(?!\w)", text, re.IGNORECASE) is not None
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> HarnessError:

@@ -146,7 +146,7 @@ def read_credit(cell: CellDir) -> pd.DataFrame:
 
 def read_episodes(cell: CellDir) -> pd.DataFrame:
     """The recorded episodes of a finished cell; empty where none were kept. Raises HarnessError for a broken file."""
-    return _frame(read_table(cell, "episodes"), ("phase", "update", "task", "attempt"))
+    return _frame(read_table(cell, "episodes"), ("phase", "update", "task", "attempt", "success"))
 
 
 def _frame(table: Any, columns: Sequence[str]) -> pd.DataFrame:

@@ -36,6 +36,7 @@ from harness.contracts import (
     Task,
     View,
     digest,
+    mentions,
     unknown,
 )
 
@@ -258,6 +259,11 @@ class SearchQA(AgentEnv):
         """The question's way and its answer."""
         question = self._asked()
         return hindsight.told(question.chain[:-1], question.answers[0])
+
+    def secrets(self) -> tuple[str, ...]:
+        """The accepted answers that the question does not name itself."""
+        question = self._asked()
+        return tuple(answer for answer in question.answers if not mentions(question.text, answer))
 
     def brief(self, text: str) -> str:
         return prompts.brief(text)

@@ -27,6 +27,7 @@ from harness.contracts import (
     Task,
     View,
     digest,
+    mentions,
     unknown,
 )
 from harness.parsers import parse_tags, write_tags
@@ -297,6 +298,12 @@ class WebShop(AgentEnv):
         asin = self._target(self._search(query)) or goal.asin
         options = _wanted(goal, self._shop.product(asin).options)
         return workflow(query, asin.lower(), tuple(options.values()))
+
+    def secrets(self) -> tuple[str, ...]:
+        """Code and title of the product that the goal was made from, unless the request names them itself."""
+        goal = self._playing.goal
+        words = (goal.asin.lower(), self._shop.product(goal.asin).title)
+        return tuple(word for word in words if not mentions(goal.instruction, word))
 
     def brief(self, text: str) -> str:
         return prompts.brief(text)

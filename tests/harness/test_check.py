@@ -154,6 +154,11 @@ class Talkative(Climb):
         return (episode.task_text, "")
 
 
+class Telltale(Climb):
+    def secrets(self) -> tuple[str, ...]:
+        return (f"floor {self.goal}",)
+
+
 @pytest.mark.parametrize("env_id", registered(ENVS))
 def test_registered_environments_keep_the_contract(env_id: str) -> None:
     broken = {result.rule: result.detail for result in check(env_id) if not result.passed}
@@ -180,6 +185,7 @@ def test_the_smallest_environment_keeps_the_contract() -> None:
         ("Hoarder", "options"),
         ("Hoarder", "closing_releases"),
         ("Talkative", "annotation"),
+        ("Telltale", "hidden"),
     ],
 )
 def test_a_broken_contract_is_noticed(name: str, rule: str) -> None:
