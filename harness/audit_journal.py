@@ -11,8 +11,8 @@ import pandas as pd
 
 from harness.contracts import AgentEnv, HarnessError, Panel, Task, mentions
 from harness.records import read_credit, read_episodes, read_trace
+from harness.reporting.statistics import Estimate, interval, ratio, seed_draws, wilson
 from harness.skills import audit_texts
-from harness.statistics import Estimate, interval, ratio, seed_draws, wilson
 from harness.store import CellDir
 
 EPISODE = ["update", "task", "attempt", "place"]

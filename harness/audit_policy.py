@@ -14,11 +14,11 @@ from harness.cell import Session
 from harness.contracts import Episode, Ledger, Panel, Prompt
 from harness.policy.local import LocalPolicy
 from harness.records import read_prompt, read_trace
+from harness.reporting.statistics import Estimate, wilson
 from harness.rollout import Job
 from harness.rows import score_rows
 from harness.seed import analyse
 from harness.skills import insert_skill
-from harness.statistics import Estimate, wilson
 from harness.store import CellDir
 
 AUDIT = 100

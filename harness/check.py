@@ -26,13 +26,7 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check
 from rich.markup import escape
 from rich.table import Table
 
-from harness.contracts import (
-    AgentEnv,
-    HarnessError,
-    Panel,
-    Task,
-    mentions,
-)
+from harness.contracts import AgentEnv, HarnessError, Panel, Task, mentions
 from harness.registry import make_env
 from harness.traces import Choose, Moment, Trace, episode, play, random_chooser, solved, start, step, views
 

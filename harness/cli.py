@@ -268,7 +268,8 @@ def _percent(text: str) -> float:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from harness import listing, published
+    from harness import listing
+    from harness.reporting import published
 
     if options.what == "panels":
         table = listing.panels(options.env, _options(options.env_option))
@@ -365,8 +366,8 @@ def _eval(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from harness.published import default_directory
-    from harness.report import BUDGET_COLUMNS, comparison_text, write_report
+    from harness.reporting.published import default_directory
+    from harness.reporting.report import BUDGET_COLUMNS, comparison_text, write_report
 
     published = options.published or (default_directory() if options.with_published else None)
     page = write_report(options.directory, published, options.budget or BUDGET_COLUMNS, options.threshold)

@@ -15,7 +15,15 @@ from harness.contracts import UNCOUNTED
 from harness.policy.api import Calls
 from harness.progress import Board
 from harness.recipes import evaluation, resolve_env
-from harness.statistics import Outcomes, macro, macro_replicates, seed_draws, success_interval, task_draws, wilson
+from harness.reporting.statistics import (
+    Outcomes,
+    macro,
+    macro_replicates,
+    seed_draws,
+    success_interval,
+    task_draws,
+    wilson,
+)
 from harness.store import CellDir, cell_dir, check_writable
 
 

@@ -70,7 +70,7 @@ def run(recipe: Recipe, directory: Path, jobs: int | None, console: Console) -> 
 
 
 def _report(directory: Path, console: Console, fresh: bool) -> None:
-    from harness.report import comparison_text, write_report
+    from harness.reporting.report import comparison_text, write_report
 
     page = directory / "report.html"
     if fresh or not page.is_file():

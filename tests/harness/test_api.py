@@ -26,7 +26,7 @@ from harness.policy.api import GONE, ApiPolicy, Calls, check_endpoint, data_url
 from harness.policy.base import Request, Sampling
 from harness.policy.load import check_policy_spec, trainable
 from harness.recipes import expand
-from harness.report import comparison_text
+from harness.reporting.report import comparison_text
 from harness.store import CellDir
 
 pytest.importorskip("openai")

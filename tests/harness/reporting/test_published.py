@@ -14,18 +14,19 @@ import pytest
 import synthetic_run
 import yaml
 
-from harness import cli, published
-from harness import statistics as st
-from harness.comparison import Comparison, compare
+from harness import cli
 from harness.config import CellConfig, EnvConfig, TrainConfig
 from harness.contracts import HarnessError
-from harness.frames import evaluations_of, read_cells
 from harness.methods import Method
-from harness.published import Registry, default_directory, listing, load
-from harness.published_table import backbone, identify, published_table, sampling_error
-from harness.tables import Table, latex, markdown, to_csv
+from harness.reporting import published
+from harness.reporting import statistics as st
+from harness.reporting.comparison import Comparison, compare
+from harness.reporting.frames import evaluations_of, read_cells
+from harness.reporting.published import Registry, default_directory, listing, load
+from harness.reporting.published_table import backbone, identify, published_table, sampling_error
+from harness.reporting.tables import Table, latex, markdown, to_csv
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DIRECTORY = default_directory()
 KINDS = (
     *("pick_and_place_simple", "pick_and_place_simple", "look_at_obj_in_light", "pick_clean_then_place_in_recep"),

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness import statistics as st
-from harness.statistics import Outcomes
+from harness.reporting import statistics as st
+from harness.reporting.statistics import Outcomes
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,14 @@ import pytest
 from synthetic_run import write_cell
 
 from baselines import grpo, opd_teacher, rloo, sdar, sft_teacher, skill_grpo, skill_prompt, vanilla
-from harness import comparison_tables as build
-from harness.comparison import BUDGETS, Comparison, check_budget, compare
 from harness.config import CellConfig, EnvConfig, TrainConfig
 from harness.contracts import HarnessError
-from harness.frames import evaluations_of, read_cells
 from harness.methods import SEED, Method
-from harness.statistics import Estimate, micro
-from harness.tables import Table, Value
+from harness.reporting import comparison_tables as build
+from harness.reporting.comparison import BUDGETS, Comparison, check_budget, compare
+from harness.reporting.frames import evaluations_of, read_cells
+from harness.reporting.statistics import Estimate, micro
+from harness.reporting.tables import Table, Value
 
 CURVE = {0: 0.2, 5: 0.5, 10: 0.7}
 VARIANT = SEED.model_copy(update={"name": "seed-no-sft", "start": "base"})

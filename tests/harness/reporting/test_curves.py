@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from harness import curves
+from harness.reporting import curves
 
 
 def column(*values: float) -> np.ndarray:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.comparison import Arm, Comparison, Measure, Setting
-from harness.differences import POWER, detectable_difference
-from harness.statistics import Outcomes
+from harness.reporting.comparison import Arm, Comparison, Measure, Setting
+from harness.reporting.differences import POWER, detectable_difference
+from harness.reporting.statistics import Outcomes
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from harness.contracts import ProtocolCard
-from harness.statistics import Estimate
+from harness.reporting.statistics import Estimate
 
 Value = str | int | float | Estimate | None
 

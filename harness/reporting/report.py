@@ -1,7 +1,7 @@
 """The report of a run: a static site, tables as CSV, Markdown and LaTeX, figures as PNG and SVG.
 
-``report.html`` is the overview; ``harness.site`` says where the other pages lie. They open from disk without a network.
-Everything a model or a configuration wrote is escaped in them.
+``report.html`` is the overview; ``harness.reporting.site`` says where the other pages lie. They open from disk without
+a network. Everything a model or a configuration wrote is escaped in them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from matplotlib.figure import Figure
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from harness import comparison_tables as build
-from harness import figures
-from harness.comparison import BUDGETS, Comparison, check_budget, compare
-from harness.frames import Cell, evaluations_of, read_cells, updates_of
-from harness.published import load
-from harness.published_table import published_table
-from harness.site import FOLDER, OVERVIEW, write_assets, write_page
-from harness.site_cells import cell_page, write_cell_page
-from harness.site_episodes import write_episode_pages
-from harness.site_skills import write_skill_page
+from harness.reporting import comparison_tables as build
+from harness.reporting import figures
+from harness.reporting.comparison import BUDGETS, Comparison, check_budget, compare
+from harness.reporting.frames import Cell, evaluations_of, read_cells, updates_of
+from harness.reporting.published import load
+from harness.reporting.published_table import published_table
+from harness.reporting.site import FOLDER, OVERVIEW, write_assets, write_page
+from harness.reporting.site_cells import cell_page, write_cell_page
+from harness.reporting.site_episodes import write_episode_pages
+from harness.reporting.site_skills import write_skill_page
+from harness.reporting.tables import Table, cards_csv, latex, markdown, rich_table, to_csv
 from harness.store import write_bytes, writing
-from harness.tables import Table, cards_csv, latex, markdown, rich_table, to_csv
 
 BUDGET_COLUMNS = ("episodes", "sampled_tokens", "cpu_seconds")
 """Budgets of sample efficiency where none are named."""

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from synthetic_run import card, write_run
 
-from harness.report import read, tables
-from harness.statistics import Estimate
-from harness.tables import Column, Table, latex
+from harness.reporting.report import read, tables
+from harness.reporting.statistics import Estimate
+from harness.reporting.tables import Column, Table, latex
 
 HOSTILE = "50% & $x_1$ #{~^\\} [a] <b> |c| \"d\" 'e' –−±×≥≤→·Δ é ∞ 漢 \u2028 \x1b[31m `f` --"
 

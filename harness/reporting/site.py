@@ -23,10 +23,10 @@ from typing import Any
 
 import jinja2
 
-from harness.frames import card_rows
-from harness.statistics import Estimate
+from harness.reporting.frames import card_rows
+from harness.reporting.statistics import Estimate
+from harness.reporting.tables import Table, Value
 from harness.store import writing
-from harness.tables import Table, Value
 
 FOLDER = "report"
 """Where everything but the overview lies, within a run's directory."""

@@ -243,7 +243,7 @@ class Registry:
 
 def default_directory() -> Path:
     """``results/published`` of the checkout or of the current directory. Raises HarnessError if there is neither."""
-    places = [root / "results" / "published" for root in (Path(__file__).resolve().parents[1], Path.cwd())]
+    places = [root / "results" / "published" for root in (Path(__file__).resolve().parents[2], Path.cwd())]
     for place in places:
         if (place / REGISTRY).is_file():
             return place

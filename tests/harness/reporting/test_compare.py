@@ -11,12 +11,12 @@ from synthetic_run import card, write_cell
 
 from baselines import grpo, skill_grpo
 from harness.cli import main
-from harness.compare import compare_results
 from harness.config import CellConfig, EnvConfig, TrainConfig
 from harness.contracts import HarnessError, ProtocolCard
-from harness.differences import sign_flip_p
-from harness.frames import evaluations
 from harness.methods import SEED, Method
+from harness.reporting.compare import compare_results
+from harness.reporting.differences import sign_flip_p
+from harness.reporting.frames import evaluations
 
 ENV = "ALFWorld-v1"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.frames import Cell, skills_of
-from harness.site import write_data, write_page
-from harness.site_episodes import MOST_CHARACTERS, coded, episode_keys, number, skill_phase
+from harness.reporting.frames import Cell, skills_of
+from harness.reporting.site import write_data, write_page
+from harness.reporting.site_episodes import MOST_CHARACTERS, coded, episode_keys, number, skill_phase
 from harness.store import Record, read_json
 
 AUDIT = "audit.json"

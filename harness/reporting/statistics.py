@@ -5,7 +5,7 @@ training run would give other weights, another panel other tasks. The interval o
 from a bootstrap that draws seeds *and* tasks (tasks jointly for all seeds, within their kind). In simulations with 2 to
 5 seeds, 128 tasks and a between-seed deviation of 0 to 6.5 points its 95 % intervals covered the truth in 91 to 100 %
 of cases; drawing tasks anew within each seed covered 82 to 99 %, drawing tasks alone 71 to 96 %. Whether two methods
-differ is another question, with tests of its own: ``harness.differences``.
+differ is another question, with tests of its own: ``harness.reporting.differences``.
 
 Shapes: S seeds, T tasks, B bootstrap draws. All draws are fixed by a key (a string), so the same results always give
 the same interval.

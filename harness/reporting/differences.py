@@ -31,7 +31,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from harness.statistics import LEVEL, Estimate, Floats, Outcomes, micro, ratio, wilson
+from harness.reporting.statistics import LEVEL, Estimate, Floats, Outcomes, micro, ratio, wilson
 
 POWER = 0.8
 ALPHA = 1 - LEVEL

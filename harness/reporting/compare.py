@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from harness.comparison import Arm
-    from harness.differences import Paired
-    from harness.statistics import Estimate, Outcomes
-    from harness.tables import Table
+    from harness.reporting.comparison import Arm
+    from harness.reporting.differences import Paired
+    from harness.reporting.statistics import Estimate, Outcomes
+    from harness.reporting.tables import Table
 
 LISTED = 10
 """Tasks listed on which the two differ most."""
@@ -47,7 +47,7 @@ A result is a cell's directory, or a run's directory with :ROW, the row of its t
 def _run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from harness.tables import rich_table
+    from harness.reporting.tables import rich_table
 
     result = compare_results(options.a, options.b, options.env, options.metric)
     if options.json:
@@ -81,7 +81,7 @@ class Result:
     """A compared pair: A minus B.
 
     Attributes:
-        counts: Tasks solved by only A, only B, both, neither (:func:`harness.differences.mcnemar_counts`).
+        counts: Tasks solved by only A, only B, both, neither (:func:`harness.reporting.differences.mcnemar_counts`).
         kinds: Per kind of task: number of tasks, average of A, of B, and the difference.
         tasks: Tasks by the size of their difference: id, kind, average of A, of B.
     """
@@ -105,7 +105,7 @@ def compare_results(a: str, b: str, env: str | None = None, metric: str = "succe
     """
     import numpy as np
 
-    from harness.differences import mcnemar_counts, paired, pooled_seed_variance
+    from harness.reporting.differences import mcnemar_counts, paired, pooled_seed_variance
 
     (arm_a, peers_a), (arm_b, peers_b) = _arms(a, env), _arms(b, env)
     _refuse_different(arm_a, arm_b)
@@ -141,8 +141,8 @@ def compare_results(a: str, b: str, env: str | None = None, metric: str = "succe
 
 def _arms(given: str, env: str | None) -> tuple[Arm, dict[tuple[Path, str], Arm]]:
     """The arm that an argument names, and all trainings beside it: they tell how far seeds lie apart."""
-    from harness.comparison import compare
-    from harness.frames import STAR, cells_at, evaluations_of, read_cells
+    from harness.reporting.comparison import compare
+    from harness.reporting.frames import STAR, cells_at, evaluations_of, read_cells
 
     path, row = _split(given)
     if (path / "config.json").is_file():
@@ -185,7 +185,7 @@ def _split(given: str) -> tuple[Path, str | None]:
 
 def _refuse_different(a: Arm, b: Arm) -> None:
     """Refuse cards that differ; what a card says about prompts does not apply to a scripted policy."""
-    from harness.frames import SCRIPTED, UNREAD
+    from harness.reporting.frames import SCRIPTED, UNREAD
 
     cards = (a.setting.card, b.setting.card)
     scripted = any(arm.config.method is None and arm.config.policy in SCRIPTED for arm in (a, b))
@@ -202,7 +202,7 @@ def _outcomes(arm: Arm, metric: str) -> Outcomes:
 
 
 def _value(arm: Arm, metric: str) -> Estimate:
-    from harness.statistics import interval
+    from harness.reporting.statistics import interval
 
     scores = arm.scores
     return arm.final if metric == "success" else interval(_mean(scores), arm.replicates(scores))
@@ -210,7 +210,7 @@ def _value(arm: Arm, metric: str) -> Estimate:
 
 def _in_order(outcomes: Outcomes, given: Sequence[str], wanted: Sequence[str]) -> Outcomes:
     """Outcomes with their tasks in another order."""
-    from harness.statistics import Outcomes
+    from harness.reporting.statistics import Outcomes
 
     place = {task: index for index, task in enumerate(given)}
     order = [place[task] for task in wanted]
@@ -219,7 +219,7 @@ def _in_order(outcomes: Outcomes, given: Sequence[str], wanted: Sequence[str]) -
 
 
 def _mean(outcomes: Outcomes) -> float:
-    from harness.statistics import micro
+    from harness.reporting.statistics import micro
 
     return micro(outcomes)
 
@@ -229,7 +229,7 @@ def _mean(outcomes: Outcomes) -> float:
 
 def tables(result: Result) -> list[Table]:
     """The result for a reader: both values, the difference by kind of task, the tasks that differ most."""
-    from harness.tables import Column, Table
+    from harness.reporting.tables import Column, Table
 
     a, b, total, setting = result.a, result.b, result.total, result.a.arm.setting
     sides = tuple(
@@ -276,7 +276,7 @@ def tables(result: Result) -> list[Table]:
 
 def _notes(result: Result) -> tuple[str, ...]:
     """What the numbers say, in sentences."""
-    from harness.tables import Column
+    from harness.reporting.tables import Column
 
     total, trained = result.total, result.a.arm.trained or result.b.arm.trained
     difference = Column("", "range", "+.1f").show(total.difference)

@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 
 from harness.contracts import UNCOUNTED
-from harness.frames import Cell, episodes_of, skills_of
 from harness.records import PICTURES, read_credit, read_trace
-from harness.site import write_data, write_page
+from harness.reporting.frames import Cell, episodes_of, skills_of
+from harness.reporting.site import write_data, write_page
 from harness.store import Record
 
 MOST_EPISODES = 50

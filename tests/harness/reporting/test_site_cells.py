@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 from synthetic_run import METHODS, credit, write_cell
 
-from harness import charts, frames
 from harness.config import CellConfig, EnvConfig, TrainConfig
-from harness.frames import Cell
 from harness.methods import Advantage, GatedNLL, Method, Rehearsal, Teacher
-from harness.site_cells import Section, curves, kinds_table, method_table, sections
-from harness.site_distillation import outcome_table, token_charts, token_frame
-from harness.statistics import Estimate
+from harness.reporting import charts, frames
+from harness.reporting.frames import Cell
+from harness.reporting.site_cells import Section, curves, kinds_table, method_table, sections
+from harness.reporting.site_distillation import outcome_table, token_charts, token_frame
+from harness.reporting.statistics import Estimate
 
 
 def made(directory: Path, method: str = "seed", **change: object) -> tuple[Cell, pd.DataFrame]:

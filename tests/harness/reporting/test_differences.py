@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from harness import differences as df
-from harness import statistics as st
-from harness.statistics import Outcomes
+from harness.reporting import differences as df
+from harness.reporting import statistics as st
+from harness.reporting.statistics import Outcomes
 
 UNKNOWN = df.SeedVariance(math.nan, 0)
 

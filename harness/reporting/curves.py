@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.statistics import Floats, ratio
+from harness.reporting.statistics import Floats, ratio
 
 
 def common_range(budgets: Sequence[Floats]) -> tuple[float, float] | None:

@@ -13,10 +13,10 @@ import pytest
 from synthetic_run import METHODS, write_cell
 
 from harness.config import CellConfig, EnvConfig, TrainConfig
-from harness.frames import Cell, read_cells, skills_of
 from harness.records import CREDIT_COLUMNS, PICTURES
-from harness.site import script_json
-from harness.site_episodes import (
+from harness.reporting.frames import Cell, read_cells, skills_of
+from harness.reporting.site import script_json
+from harness.reporting.site_episodes import (
     MOST_CHARACTERS,
     MOST_EPISODES,
     Told,
@@ -26,7 +26,7 @@ from harness.site_episodes import (
     scales,
     write_episode_pages,
 )
-from harness.site_skills import answer_chunks, counts, skill_index, write_skill_page
+from harness.reporting.site_skills import answer_chunks, counts, skill_index, write_skill_page
 from harness.store import write_json
 
 HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> {{ 7*7 }} \u2028 \x1b[31m"

@@ -13,15 +13,15 @@ import pandas as pd
 from markupsafe import Markup
 from pydantic import BaseModel
 
-from harness import charts
-from harness import statistics as st
 from harness.contracts import Ledger
-from harness.frames import Cell, episodes_of, updates_of
 from harness.methods import Frozen, Method
 from harness.records import read_credit
-from harness.site import write_page
-from harness.site_distillation import outcome_table, token_charts, token_frame
-from harness.tables import Column, Table, Value
+from harness.reporting import charts
+from harness.reporting import statistics as st
+from harness.reporting.frames import Cell, episodes_of, updates_of
+from harness.reporting.site import write_page
+from harness.reporting.site_distillation import outcome_table, token_charts, token_frame
+from harness.reporting.tables import Column, Table, Value
 
 ABSENT = {
     "advantage": "no policy gradient",
@@ -98,7 +98,7 @@ def write_cell_page(cell: Cell, run: Path, evaluations: pd.DataFrame, links: Seq
     """Write the page of a cell.
 
     Args:
-        evaluations: The cell's rows of :func:`harness.frames.evaluations_of`.
+        evaluations: The cell's rows of :func:`harness.reporting.frames.evaluations_of`.
         links: (label, path within the run's directory) of the cell's other pages.
     """
     manifest, method = cell.manifest, cell.config.method

@@ -8,15 +8,15 @@ from dataclasses import fields
 import numpy as np
 import pandas as pd
 
-from harness import statistics as st
-from harness.comparison import BUDGETS, UNTRAINED, Arm, Comparison, Setting
 from harness.contracts import Ledger
-from harness.curves import area, at_budget, common_range, reached
-from harness.differences import Paired, holm
-from harness.frames import STAR
-from harness.resolution import kinds_resolution, resolution
-from harness.statistics import LEVEL, Estimate, Outcomes
-from harness.tables import MISSING, Column, Table, Value
+from harness.reporting import statistics as st
+from harness.reporting.comparison import BUDGETS, UNTRAINED, Arm, Comparison, Setting
+from harness.reporting.curves import area, at_budget, common_range, reached
+from harness.reporting.differences import Paired, holm
+from harness.reporting.frames import STAR
+from harness.reporting.resolution import kinds_resolution, resolution
+from harness.reporting.statistics import LEVEL, Estimate, Outcomes
+from harness.reporting.tables import MISSING, Column, Table, Value
 
 DETAILS = ("optimizer_steps", "wall_seconds", "flops")
 """Ledger fields that the terminal leaves out."""
@@ -183,7 +183,7 @@ def efficiency_table(comparison: Comparison, budgets: Sequence[str], threshold: 
     """Area under the learning curves over the common budget, and budget until a success is reached.
 
     Args:
-        budgets: Names in :data:`harness.comparison.BUDGETS`.
+        budgets: Names in :data:`harness.reporting.comparison.BUDGETS`.
         threshold: Success to be reached, in [0, 1]; None: the reference's final success.
     """
     reference = comparison.reference

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from harness import statistics as st
-from harness.comparison import Arm, Comparison
 from harness.config import TrainConfig
-from harness.frames import STAR
 from harness.policy.api import PREFIX as API
 from harness.policy.api import parse_endpoint
-from harness.published import Number, Protocol, Registry
-from harness.statistics import Estimate
-from harness.tables import Column, Table, Value
+from harness.reporting import statistics as st
+from harness.reporting.comparison import Arm, Comparison
+from harness.reporting.frames import STAR
+from harness.reporting.published import Number, Protocol, Registry
+from harness.reporting.statistics import Estimate
+from harness.reporting.tables import Column, Table, Value
 
 Z = NormalDist().inv_cdf((1 + st.LEVEL) / 2)
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness import charts
-from harness.tables import Column, Table, Value
+from harness.reporting import charts
+from harness.reporting.tables import Column, Table, Value
 
 BINS = 20
 """Of the gate's histogram."""

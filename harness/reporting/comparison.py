@@ -13,12 +13,12 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from harness import statistics as st
 from harness.config import CellConfig
 from harness.contracts import ProtocolCard, unknown
-from harness.differences import Paired, paired, pooled_seed_variance
-from harness.frames import STAR, Cell
-from harness.statistics import Estimate, Floats, Outcomes
+from harness.reporting import statistics as st
+from harness.reporting.differences import Paired, paired, pooled_seed_variance
+from harness.reporting.frames import STAR, Cell
+from harness.reporting.statistics import Estimate, Floats, Outcomes
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def family(name: str, config: CellConfig) -> int:
 
 
 def compare(cells: Sequence[Cell], evaluations: pd.DataFrame) -> Comparison:
-    """Group cells and their evaluations (of :func:`harness.frames.evaluations_of`) by setting and method."""
+    """Group cells and their evaluations (of :func:`harness.reporting.frames.evaluations_of`) by setting and method."""
     cards = {(cell.key["env"], cell.key["card"]): cell.protocol for cell in cells}
     sizes = pd.Series([(cell.key["env"], cell.key["card"]) for cell in cells]).value_counts()
     order = sorted(cards, key=lambda key: (key[0], -int(sizes[key]), key[1]))

@@ -14,13 +14,13 @@ import pytest
 from rich.console import Console, RenderableType
 from synthetic_run import METHODS, card, write_cell, write_manifest, write_run
 
-from harness import comparison_tables, figures, frames
 from harness.config import CellConfig, EnvConfig, TrainConfig
 from harness.contracts import HarnessError, Ledger
-from harness.report import comparison_text, read, write_report
-from harness.site import without_repeats
-from harness.statistics import Estimate
-from harness.tables import Column, Table, latex, markdown, rich_table, to_csv
+from harness.reporting import comparison_tables, figures, frames
+from harness.reporting.report import comparison_text, read, write_report
+from harness.reporting.site import without_repeats
+from harness.reporting.statistics import Estimate
+from harness.reporting.tables import Column, Table, latex, markdown, rich_table, to_csv
 
 HOSTILE = "</script><script>alert(1)</script> a|b\nc & <img src=x onerror=alert(2)> {{ 7*7 }} $x_1$"
 
@@ -300,7 +300,7 @@ def test_budgets_and_threshold_can_be_chosen(tmp_path: Path) -> None:
 
 def test_published_numbers_stand_beside_the_measured(tmp_path: Path) -> None:
     write_run(tmp_path / "run", envs=("ALFWorld-v1",), methods=("grpo",), tasks=8, updates=5)
-    published = Path(__file__).parents[2] / "results/published"
+    published = Path(__file__).parents[3] / "results/published"
     page = write_report(tmp_path / "run", published).read_text()
     assert 'id="table-published"' in page
     assert "not comparable" in (tmp_path / "run/tables/published.md").read_text()

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from synthetic_run import write_cell, write_run
 
-from harness import frames
 from harness.config import CellConfig, EnvConfig
-from harness.report import write_report
-from harness.site import script_json
+from harness.reporting import frames
+from harness.reporting.report import write_report
+from harness.reporting.site import script_json
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -19,8 +19,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
-from harness.comparison import BUDGETS, Arm, Comparison
-from harness.frames import STAR
+from harness.reporting.comparison import BUDGETS, Arm, Comparison
+from harness.reporting.frames import STAR
 
 OWN = {"seed": ("#0072B2", "o"), "grpo": ("#D55E00", "s"), "opd-teacher": ("#009E73", "^")}
 COLOURS = ("#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C6D31", "#444444")
