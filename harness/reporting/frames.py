@@ -150,17 +150,6 @@ def skills_of(found: Sequence[Cell]) -> pd.DataFrame:
     return pd.DataFrame([{**cell.key, **record} for cell in found for record in _records(cell.store, "skills.jsonl")])
 
 
-def episodes_of(cell: Cell) -> pd.DataFrame:
-    """The recorded episodes of one cell; empty where none were kept."""
-    path = cell.store.path / "episodes.parquet"
-    if not path.is_file():
-        return pd.DataFrame()
-    try:
-        return pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise HarnessError(f"cannot read {path}: {error}") from error
-
-
 def flat(record: Record, prefix: str = "") -> Record:
     """A nested record with joined keys: ``{"a": {"b": 1}}`` becomes ``{"a/b": 1}``."""
     out: Record = {}

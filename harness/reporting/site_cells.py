@@ -15,10 +15,10 @@ from pydantic import BaseModel
 
 from harness.contracts import Ledger
 from harness.methods import Frozen, Method
-from harness.records import read_credit
+from harness.records import read_credit, read_episodes
 from harness.reporting import charts
 from harness.reporting import statistics as st
-from harness.reporting.frames import Cell, episodes_of, updates_of
+from harness.reporting.frames import Cell, updates_of
 from harness.reporting.site import write_page
 from harness.reporting.site_distillation import outcome_table, token_charts, token_frame
 from harness.reporting.tables import Column, Table, Value
@@ -270,7 +270,7 @@ def _distillation(cell: Cell, updates: pd.DataFrame) -> Section:
     method = cell.config.method
     if method is None or method.teacher is None:
         return Section("distillation", "Distillation", charts=tuple(drawn))
-    tokens = token_frame(read_credit(cell.store), episodes_of(cell))
+    tokens = token_frame(read_credit(cell.store), read_episodes(cell.store))
     if tokens.empty:
         note = "No credit of single tokens was kept, so there is neither a histogram of the gate nor a gap by outcome."
         return Section("distillation", "Distillation", (note,), charts=tuple(drawn))

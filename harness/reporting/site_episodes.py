@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 
 from harness.contracts import UNCOUNTED
-from harness.records import PICTURES, read_credit, read_trace
-from harness.reporting.frames import Cell, episodes_of, skills_of
+from harness.records import PICTURES, read_credit, read_episodes, read_trace
+from harness.reporting.frames import Cell, skills_of
 from harness.reporting.site import write_data, write_page
 from harness.store import Record
 
@@ -47,7 +47,7 @@ def read_told(cell: Cell) -> Told:
 
     Evaluations with skills in the prompt get the phase ``eval*``: they play the tasks of the others again.
     """
-    episodes = episodes_of(cell)
+    episodes = read_episodes(cell.store)
     if "skills" in episodes:
         again = (episodes["phase"] == "eval") & (episodes["skills"] == "library")
         episodes = episodes.assign(phase=episodes["phase"].mask(again, "eval*"))

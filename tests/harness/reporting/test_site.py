@@ -18,6 +18,7 @@ import pytest
 from synthetic_run import write_cell, write_run
 
 from harness.config import CellConfig, EnvConfig
+from harness.records import read_episodes
 from harness.reporting import frames
 from harness.reporting.report import write_report
 from harness.reporting.site import script_json
@@ -119,7 +120,7 @@ def ready(page: Page, kind: str) -> None:
 
 def test_every_page_is_reached_by_clicking_and_shows_the_numbers_of_the_frames(run: Run, browser: Browser) -> None:
     cell = next(cell for cell in frames.read_cells(run.path)[0] if cell.id == run.cell)
-    evaluations, episodes = frames.evaluations(run.path), frames.episodes_of(cell)
+    evaluations, episodes = frames.evaluations(run.path), read_episodes(cell.store)
     of_cell = evaluations[evaluations["cell"] == run.cell]
     last = of_cell[of_cell["update"] == of_cell["update"].max()]
     with visit(browser, run.url("overview")) as visited:
