@@ -182,8 +182,12 @@ class Method(Frozen):
     @property
     def reads_library(self) -> bool:
         """Whether a skill library is needed."""
-        in_context = self.teacher is not None and self.teacher.context == "library"
-        return in_context or "library" in (self.rollout, *self.evaluation)
+        return self.trains_on_library or "library" in self.evaluation
+
+    @property
+    def trains_on_library(self) -> bool:
+        """Whether updates read it, in prompts or as the teacher's context."""
+        return self.rollout == "library" or (self.teacher is not None and self.teacher.context == "library")
 
 
 def _meaningless(

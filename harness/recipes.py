@@ -257,11 +257,17 @@ def _require_override(env: EnvConfig, name: str, lacks: str, where: str) -> None
 
 
 def _require_skills(cells: Sequence[CellConfig]) -> None:
-    """Raise HarnessError unless the library of an environment's cells has a skill for every task that they play."""
+    """Raise HarnessError unless the library of an environment's cells has a skill wherever they read one."""
     if not cells:
         return
-    panels = {("train", cell.train.panel_size) for cell in cells if cell.train}
-    panels |= {(cell.eval.panel, cell.eval.panel_size) for cell in cells}
+    panels = {
+        ("train", cell.train.panel_size)
+        for cell in cells
+        if cell.train and cell.method and cell.method.trains_on_library
+    }
+    panels |= {
+        (cell.eval.panel, cell.eval.panel_size) for cell in cells if cell.method and "library" in cell.method.evaluation
+    }
     library, env = load_library(cells[0].library), cells[0].env
     with closing(make_env(env.id, env.options)) as made:
         for panel, size in sorted(panels, key=str):

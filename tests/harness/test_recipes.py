@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from harness.contracts import HarnessError
 from harness.methods import ReverseKL, Teacher
 from harness.policy import load
 from harness.recipes import expand, load_recipe
+from harness.registry import make_env
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -158,6 +160,14 @@ def test_a_library_must_cover_the_tasks(small: str, tmp_path: Path) -> None:
     assert trained(load_recipe(small, [*chosen, "envs=[Sokoban-v1]"]))
     with pytest.raises(HarnessError, match="'few' has no skill for EZPoints-v1"):
         expand(load_recipe(small, chosen))
+    # A skill for each training task and none for the evaluation's will do for a teacher, not for prompts.
+    with closing(make_env("EZPoints-v1")) as env:
+        skills = [{"env": "EZPoints-v1", "task": task.id, "text": f"about {task.id}"} for task in env.panel("train", 8)]
+    path.write_text(json.dumps(library | {"skills": skills}))
+    one = [f"library={path}", "envs=[EZPoints-v1]", "train.panel_size=8"]
+    assert trained(load_recipe(small, [*one, "methods=[sdar]"]))
+    with pytest.raises(HarnessError, match="no skill for 4 tasks of EZPoints-v1"):
+        expand(load_recipe(small, [*one, "methods=[skill-grpo]"]))
 
 
 def test_overrides(small: str) -> None:
