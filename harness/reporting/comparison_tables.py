@@ -119,7 +119,7 @@ def paired_table(comparison: Comparison) -> Table:
         Column("verdict", group=again),
         Column("p", "p", group=these, detail=True),
         Column("p (Holm)", "p", group=these),
-        Column("detectable", "percent"),
+        Column("detectable", "percent", detail=True),
         Column("tasks", "number", ".0f", detail=True),
         Column("seeds", detail=True),
     )

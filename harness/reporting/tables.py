@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -292,11 +293,18 @@ def _latex_groups(table: Table) -> list[str]:
 def rich_table(table: Table) -> RenderableType:
     """The table for a terminal, notes and cards dimmed below."""
     table = table.narrow
-    view = RichTable(title=Text(table.title), title_justify="left", title_style="bold")
-    for column in table.columns:
-        heading = "\n".join(part for part in (column.group, column.name) if part)
+    rows = table.shown()
+    # Where rows come in blocks of one first cell, such as an environment, it becomes a heading and leaves its width.
+    blocks = [column.kind for column in table.columns[:2]] == ["text", "text"] and len(table.columns) > 2
+    view = RichTable(title=Text(table.title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    for column in table.columns[blocks:]:
+        heading = "\n".join([*column.group.split(), column.name])
         view.add_column(Text(heading), justify="left" if column.kind == "text" else "right")
-    for row in table.shown():
-        view.add_row(*map(Text, row))
+    block = None
+    for row in rows:
+        if blocks and row[0] != block:
+            block = row[0]
+            view.add_row(Text(block, style="bold"))
+        view.add_row(*map(Text, row[blocks:]))
     below = [*table.notes, *(f"Protocol, {name} – {text}" for name, text in card_lines(table.cards))]
     return Group(view, *(Text(line, style="dim") for line in below))
