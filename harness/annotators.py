@@ -1,4 +1,5 @@
-"""Who writes the skills of stage 1: the environment's scripted analyst or an OpenAI-compatible endpoint."""
+"""Who writes skills in the policy's place, in stage 1 or, where a method says so, in RL: the environment's scripted
+analyst or an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 

@@ -110,9 +110,9 @@ class Session:
         options = env_options(config)
         env = make_env(config.env.id, options)
         panel = env.panel(config.eval.panel, config.eval.panel_size)
+        library = load_library(config.library) if config.library else None
         policy = load_policy(config.policy, env, calls=calls)
         pool = EnvPool(config.env.id, options, workers=workers, want_expert=policy.needs_expert)
-        library = load_library(config.library) if config.library else None
         return cls(config, cell, report, env, pool, policy, panel, library)
 
     def rules(self, temperature: float) -> Rules:

@@ -244,24 +244,32 @@ def _options(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
+    value = _number(text)
+    if not (value >= 1 and value.is_integer()):
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return int(value)
 
 
 def _positive(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("must be above 0")
+        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
     return value
 
 
 def _percent(text: str) -> float:
-    value = float(text) / 100
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError("must be above 0 and at most 100")
-    return value
+    value = _number(text)
+    if not 0 < value <= 100:
+        raise argparse.ArgumentTypeError(f"must be a number above 0 and at most 100, not {text!r}")
+    return value / 100
+
+
+def _number(text: str) -> float:
+    """What a word says as a number; NaN, which lies in no range, where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
 
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -271,6 +279,8 @@ def _list(options: argparse.Namespace) -> int:
     from harness import listing
     from harness.reporting import published
 
+    if options.what != "panels" and (options.env or options.env_option):
+        raise HarnessError(f"list {options.what} takes no environment; list panels does")
     if options.what == "panels":
         table = listing.panels(options.env, _options(options.env_option))
     elif options.what == "published":

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from harness import objective
-from harness.methods import GatedNLL, ImportanceK3, ReverseKL, Reweighting
-
-Signal = GatedNLL | ReverseKL | ImportanceK3 | Reweighting
+from harness.methods import GatedNLL, ImportanceK3, ReverseKL, Reweighting, Signal, full_vocabulary
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,7 @@ def pull(
     """
     logp = logp_old.clone().requires_grad_()
     loss = objective.average(objective.policy_gradient(logp, logp_old, advantage, clip, dual_clip)[0], policy)
-    whole = isinstance(signal, ReverseKL) and signal.vocabulary == "full"
-    if signal is not None and not whole and not isinstance(signal, Reweighting):
+    if signal is not None and not full_vocabulary(signal) and not isinstance(signal, Reweighting):
         per_token, _ = distillation(signal, logp, logp_old, logp_teacher, clip)
         loss = loss + signal.coefficient * objective.average(per_token, distill)
     (gradient,) = torch.autograd.grad(loss, logp)

@@ -8,7 +8,6 @@ written.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from functools import cached_property
 from importlib.resources import files
@@ -174,11 +173,6 @@ def normalised(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-def names_instance(text: str) -> bool:
-    """Whether a text names a numbered instance such as ``drawer 3``, which another task may not have."""
-    return bool(re.search(r"\b[a-z]+ \d+\b", text.lower()))
-
-
 def packaged() -> dict[str, Path]:
     """The libraries that come with the harness, by name."""
     folder = Path(str(files("harness"))) / "libraries"
@@ -196,6 +190,7 @@ def load_library(spec: str) -> Library:
         raise HarnessError(f"no such skill library: {spec}") if path.suffix else unknown("skill library", spec, known)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(data, ensure_ascii=False).encode()  # JSON can spell half a surrogate pair, a prompt cannot hold it
     except (OSError, ValueError) as error:
         raise HarnessError(f"{path} is not a JSON file: {error}") from error
     return validate(Library, data, str(path))

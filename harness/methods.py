@@ -6,7 +6,7 @@ The trainer reads the point, never the name. A new method is one ``Method`` regi
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -15,9 +15,9 @@ from harness.registry import METHODS, load, registered
 
 
 class Frozen(BaseModel):
-    """Base of all configuration: immutable, unknown fields refused."""
+    """Base of all configuration: immutable; unknown fields and infinite numbers are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Advantage(Frozen):
@@ -68,6 +68,11 @@ class Teacher(Frozen):
         "annotator named in analysis.annotator",
     )
     episodes: Literal["all", "successes", "failures"] = Field("all", description="which episodes are distilled")
+
+    @property
+    def needs_analysis(self) -> bool:
+        """Whether its context is a skill that somebody writes about the update's episodes."""
+        return self.context in ("own_skill", "same_task_skill", "other_task_skill")
 
 
 class GatedNLL(Frozen):
@@ -173,11 +178,7 @@ class Method(Frozen):
     @property
     def writes_skills(self) -> bool:
         """Whether every update analyses its episodes."""
-        return self.teacher is not None and self.teacher.context in (
-            "own_skill",
-            "same_task_skill",
-            "other_task_skill",
-        )
+        return self.teacher is not None and self.teacher.needs_analysis
 
     @property
     def reads_library(self) -> bool:
@@ -190,23 +191,21 @@ class Method(Frozen):
         return self.rollout == "library" or (self.teacher is not None and self.teacher.context == "library")
 
 
-def _meaningless(
-    teacher: Teacher,
-    signal: GatedNLL | ReverseKL | ImportanceK3 | Reweighting,
-    advantage: Advantage | None,
-    rollout: str,
-) -> str:
+def full_vocabulary(signal: object) -> TypeGuard[ReverseKL]:
+    """Whether a signal compares whole distributions, so that its teacher is scored inside the loss."""
+    return isinstance(signal, ReverseKL) and signal.vocabulary == "full"
+
+
+def _meaningless(teacher: Teacher, signal: Signal, advantage: Advantage | None, rollout: str) -> str:
     """Why a teacher and a signal make no sense together; empty where they do."""
-    full = isinstance(signal, ReverseKL) and signal.vocabulary == "full"
     same_prompt = teacher.context in ("plain", "empty_skill")
-    writes = teacher.context in ("own_skill", "same_task_skill", "other_task_skill")
     if teacher.weights == "external" and not isinstance(signal, ReverseKL):
         return f"{signal.kind} compares one model with and without a skill; an external teacher needs reverse_kl"
     if isinstance(signal, Reweighting) and advantage is None:
         return "reweighting scales an advantage, and this method has none"
     if isinstance(signal, Reweighting) and teacher.weights == "current":
         return "reweighting fixes the advantages before the update; its teacher cannot be the policy being optimised"
-    if full and teacher.weights == "update_start":
+    if full_vocabulary(signal) and teacher.weights == "update_start":
         return "a full vocabulary is scored inside the loss, where the update's start is gone; use current or start"
     if teacher.context == "empty_skill" and teacher.weights not in ("update_start", "current"):
         return "an empty skill is the control of a policy that teaches itself; another teacher reads plain prompts"
@@ -214,7 +213,7 @@ def _meaningless(
         return (
             "the policy with an ordinary prompt is the student itself and teaches nothing; use empty_skill as control"
         )
-    if teacher.analyzer != "update_start" and not writes:
+    if teacher.analyzer != "update_start" and not teacher.needs_analysis:
         return f"nobody writes skills for the context {teacher.context}; teacher.analyzer means nothing there"
     if teacher.episodes != "all" and same_prompt and teacher.weights != "external":
         return f"the context {teacher.context} holds no skill; choosing episodes for it means nothing"

@@ -315,19 +315,16 @@ def _returns(step_rewards: Tensor, episodes: Tensor, gamma: float) -> Tensor:
 
 def reweighted_advantage(
     advantage: Tensor, logp_old: Tensor, logp_teacher: Tensor, share: float, clip: float
-) -> tuple[Tensor, Stats]:
+) -> Tensor:
     """RLSD: the teacher scales each token's advantage and never turns its sign.
 
     A ((1 - lambda) + lambda clamp(exp(sign(A) D), 1 - clip, 1 + clip)) with D = l_s - l_old; lambda is ``share``. Where
     ``share`` is 0 the result equals ``advantage`` exactly. ``advantage`` may have any shape that broadcasts to the
     tokens'; no gradient passes.
-
-    Statistics: ``gap`` = D and ``scale``, what each advantage was multiplied by.
     """
     gap = (logp_teacher - logp_old).detach()
     evidence = (torch.sign(advantage) * gap).clamp(max=_HIGHEST_LOG_RATIO).exp().clamp(1 - clip, 1 + clip)
-    scale = (1 - share) + share * evidence
-    return (advantage * scale).detach(), {"gap": gap, "scale": scale.detach()}
+    return (advantage * ((1 - share) + share * evidence)).detach()
 
 
 def decayed(coefficient: float, decay_updates: int, number: int) -> float:

@@ -78,7 +78,8 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 def apply_override(data: Mapping[str, Any], override: str) -> dict[str, Any]:
     """A recipe's data with one ``key=value`` applied; values are YAML.
 
-    ``train.updates=3`` holds for every cell: environments and methods lose their own value of that setting.
+    ``train.updates=3`` holds for every cell: environments and methods lose their own value of that setting. Variants
+    keep theirs, which is what makes them variants; ``variants.grpo-20.train.updates=3`` changes one.
     ``envs.Sokoban-v1.train.updates=3`` holds for one environment; ``envs=[Sokoban-v1]`` selects environments.
     """
     key, equals, text = override.partition("=")
@@ -150,9 +151,8 @@ def expand(recipe: Recipe) -> list[CellConfig]:
     Environments are built and panels, methods, policies, libraries and options checked, so that a bad recipe fails
     here. A recipe with the method ``vanilla`` has the base policy in it under that name.
     """
-    cells: list[CellConfig] = []
-    for plan in recipe.envs:
-        cells += _plan_cells(recipe, plan, cache(_fingerprint))
+    fingerprint = cache(_fingerprint)  # weights are hashed once
+    cells = [cell for plan in recipe.envs for cell in _plan_cells(recipe, plan, fingerprint)]
     unique = {cell.hash: cell for cell in cells}
     if not unique:
         raise HarnessError(f"recipe {recipe.name} has no cells: it needs environments and seeds")
@@ -330,15 +330,20 @@ def _method_settings(recipe: Recipe, plan: EnvPlan, name: str, where: str) -> tu
     own = plan.methods.get(name, {})
     at = f"{where}.methods.{name}"
     method = vary(method, own, at)
-    allowed = {"train", "eval", *AXES} | ({"stage1"} if _has_stage1(method) else set())
+    allowed = {"eval", *AXES} | ({"train"} if method.trains else set())
+    allowed |= {"stage1"} if _has_stage1(method) else set()
     allowed |= {"analysis"} if _analyses(method) else set()
     allowed |= {"imitation"} if method.start == "teacher_sft" else set()
     overlay = deep_merge(overlay, {key: own[key] for key in own if key in SECTIONS})
     for key in [*own, *overlay]:
+        if key in SECTIONS and key not in allowed:
+            raise HarnessError(f"{at}: {key} means nothing to this method")
         if key not in allowed:
             raise HarnessError(f"{at}: {unknown('setting', key, allowed)}")
         if key in SECTIONS and not isinstance(overlay[key], Mapping):
             raise HarnessError(f"{at}.{key}: expected settings, got {overlay[key]!r}")
+    if "annotator" in overlay.get("analysis", {}) and not (method.teacher and method.teacher.analyzer == "external"):
+        raise HarnessError(f"{at}.analysis.annotator: nobody asks it; that is for teacher.analyzer external")
     return method, overlay
 
 

@@ -49,6 +49,8 @@ CREDIT_COLUMNS = (
     "in_distill",
     "chosen",
 )
+EPISODE_COLUMNS = ("phase", "update", "task", "attempt", "success", "task_text", "trace")
+"""Columns that readers may count on even where no episode was kept; a cell's own table has more."""
 
 
 def trace(episode: Episode, pictures: Path | None) -> str:
@@ -138,15 +140,16 @@ def read_credit(cell: CellDir) -> pd.DataFrame:
     One row per step. Columns: ``update``, ``task``, ``attempt``, ``step`` (0-based); per response token ``ids``,
     ``tokens`` (their texts), ``logp`` (l, at the update's start), ``teacher`` (l_s) and ``gate`` (g) or None, ``pull``
     (-dL/dl at the update's start in units in which plain GRPO gives the advantage); ``advantage`` of the row, NaN where
-    it has no policy gradient; ``skill`` that the teacher read, else empty; ``in_policy``, ``in_distill``; ``chosen``
-    (False: left out by ``train.max_rows``). Raises HarnessError where the file is broken.
+    it has no policy gradient; ``skill`` that the teacher read, else empty; ``in_policy``, ``in_distill``: whether the
+    row has a place in that term; ``chosen``: whether it was trained on (False: it is in neither, or ``train.max_rows``
+    left it out). Raises HarnessError where the file is broken.
     """
     return _frame(read_table(cell, "credit"), CREDIT_COLUMNS)
 
 
 def read_episodes(cell: CellDir) -> pd.DataFrame:
     """The recorded episodes of a finished cell; empty where none were kept. Raises HarnessError for a broken file."""
-    return _frame(read_table(cell, "episodes"), ("phase", "update", "task", "attempt", "success"))
+    return _frame(read_table(cell, "episodes"), EPISODE_COLUMNS)
 
 
 def _frame(table: Any, columns: Sequence[str]) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from harness.contracts import HarnessError, unknown
+from harness.contracts import HarnessError
 
 EPILOG = """\
 examples:
@@ -96,7 +96,8 @@ def _show(options: argparse.Namespace) -> int:
     library = load_library(options.library)
     envs = {entry.env for entry in library.skills}
     if options.env is not None and options.env not in envs:
-        raise unknown(f"environment of skill library {library.name!r}", options.env, envs)
+        known = ", ".join(sorted(envs))
+        raise HarnessError(f"skill library {library.name!r} has no skill about {options.env!r}, only about {known}")
     console = Console(highlight=False)
     wrote = library.provenance
     command = f", exported with {wrote.command}" if wrote.command else ""

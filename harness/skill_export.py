@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from harness import __version__
+from harness.config import CellConfig
 from harness.contracts import IMAGE_PLACEHOLDER, HarnessError
-from harness.library import Entry, Library, Origin, Place, Provenance, Source, names_instance, normalised
-from harness.records import finished_cell
+from harness.library import Entry, Library, Origin, Place, Provenance, Source, normalised
+from harness.records import finished_cell, read_episodes
+from harness.skills import instances
 from harness.store import CellDir, Record
 from harness.validation import validate
 
@@ -72,16 +74,21 @@ def export(cells: Sequence[Path], name: str, choice: Choice) -> tuple[Library, l
     different tasks, then about the most tasks, then the most episodes, then by the alphabet: the same cells give the
     same library, in whatever order they are named.
 
-    Raises HarnessError for a cell that is not finished or has no skills, and where nothing fits the choice.
+    Cells whose method writes no skills are passed over. Raises HarnessError for a cell that is not finished, where no
+    cell has skills, and where nothing fits the choice.
     """
     if not choice.per_env + choice.per_kind + choice.per_task:
         raise HarnessError("nothing to export: --per-env, --per-kind and --per-task are all 0")
     found: list[Written] = []
     origins: list[Origin] = []
-    for cell, path in sorted({path.name: path for path in cells}.items()):
-        skills, origin = _read(path, cell, choice)
-        found += skills
-        origins.append(origin)
+    for cell_name, path in sorted({path.resolve().name: path for path in cells}.items()):
+        cell, config = finished_cell(path)
+        if (path / "skills.jsonl").is_file():
+            skills, origin = _read(cell, config, cell_name, choice)
+            found += skills
+            origins.append(origin)
+    if not origins:
+        raise HarnessError(f"{', '.join(map(str, cells))}: no skills there, the method writes none")
     if not found:
         spelled = f" of updates {spell(choice.updates)}" if choice.updates else ""
         raise HarnessError(f"no usable skill from {choice.outcome}{spelled} in {len(origins)} cells")
@@ -91,7 +98,7 @@ def export(cells: Sequence[Path], name: str, choice: Choice) -> tuple[Library, l
         author=", ".join(sorted({skill.record["author"] for skill in found})),
         harness=__version__,
         command=choice.command,
-        instances=sum(names_instance(entry.text) for entry in entries),
+        instances=sum(bool(instances(entry.text)) for entry in entries),
         cells=tuple(origins),
     )
     summary = f"exported from {len(origins)} cells: {len(entries)} of {len(found)} usable skills"
@@ -99,18 +106,15 @@ def export(cells: Sequence[Path], name: str, choice: Choice) -> tuple[Library, l
     return validate(Library, data, f"export {name}"), taken
 
 
-def _read(path: Path, name: str, choice: Choice) -> tuple[list[Written], Origin]:
+def _read(cell: CellDir, config: CellConfig, name: str, choice: Choice) -> tuple[list[Written], Origin]:
     """The skills of a cell that fit the choice, and where they come from."""
-    cell, config = finished_cell(path)
     records = [record for record in cell.records("skills.jsonl") if _within(record["update"], choice.updates)]
     method = config.method.name if config.method else "evaluation"
-    if not (path / "skills.jsonl").is_file():
-        raise HarnessError(f"the cell at {path} ({config.title}) holds no skills: its method writes none")
     kinds = _kinds(cell)
     usable = [record for record in records if record["usable"] and (choice.outcome == "all" or record["success"])]
     for record in usable:
         if record["task"] not in kinds:
-            raise HarnessError(f"{path}: skills.jsonl names task {record['task']!r}, episodes.parquet does not")
+            raise HarnessError(f"{cell.path}: skills.jsonl names task {record['task']!r}, episodes.parquet does not")
     updates = [record["update"] for record in records] or [0]
     origin = Origin(
         cell=name,
@@ -127,10 +131,8 @@ def _read(path: Path, name: str, choice: Choice) -> tuple[list[Written], Origin]
 
 def _kinds(cell: CellDir) -> dict[str, str]:
     """Task id -> kind, from the cell's episodes."""
-    import pyarrow.parquet
-
-    table = pyarrow.parquet.read_table(cell.path / "episodes.parquet", columns=["task", "kind"])
-    return dict(zip(table["task"].to_pylist(), table["kind"].to_pylist(), strict=True))
+    episodes = read_episodes(cell)
+    return dict(zip(episodes["task"], episodes["kind"], strict=True)) if len(episodes) else {}
 
 
 def _take(found: Iterable[Written], choice: Choice) -> list[Taken]:

@@ -376,9 +376,10 @@ def audit_texts(texts: Sequence[str], seen: Sequence[str]) -> SkillAudit:
         usable=len(pairs) / max(len(texts), 1),
         words=sum(len(text.split()) for text, _ in pairs) / many,
         duplicates=(len(pairs) - len({text for text, _ in pairs})) / many,
-        instances=sum(bool(_instances(text) & _instances(shown)) for text, shown in pairs) / many,
+        instances=sum(bool(instances(text) & instances(shown)) for text, shown in pairs) / many,
     )
 
 
-def _instances(text: str) -> set[str]:
+def instances(text: str) -> set[str]:
+    """The numbered instances that a text names, such as ``drawer 3``; another task may not have them."""
     return set(re.findall(r"\b[a-z]+ \d+\b", text.lower()))

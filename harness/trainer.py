@@ -14,15 +14,10 @@ from harness import objective
 from harness.config import TrainConfig
 from harness.contracts import HarnessError, Ledger, Prompt
 from harness.credit import Credit, beta_of, distillation, gated, pull
-from harness.methods import Method, ReverseKL, Reweighting
+from harness.methods import Method, Reweighting, full_vocabulary
 from harness.policy.local import LocalPolicy
 from harness.policy.score import Scores
 from harness.rows import Row, Sample, Streams, Update, forward_flops, score_rows
-
-
-def _full(signal: object) -> bool:
-    """Whether a signal compares whole distributions."""
-    return isinstance(signal, ReverseKL) and signal.vocabulary == "full"
 
 
 def _record(totals: dict[str, float], statistics: objective.Stats, weights: torch.Tensor) -> None:
@@ -78,7 +73,7 @@ class Trainer:
             return Update({"rows": 0.0}, {})
         self._set_learning_rate(number)
         reference, teacher = self._score_reference(rows, ledger), self._score_teacher(rows, ledger)
-        told = self._score_watched(rows, teacher)
+        watched = self._score_watched(rows, teacher)
         totals: dict[str, float] = defaultdict(float)
         credit: dict[int, Credit] = {}
         batches = self._mini_batches(rows, number)
@@ -86,8 +81,8 @@ class Trainer:
             chosen = [rows[i] for i in batch]
             known = [{j: stream[i] for j, i in enumerate(batch) if i in stream} for stream in (reference, teacher)]
             streams = self._streams(chosen, number, *known)
-            heard = {j: told[i] for j, i in enumerate(batch) if i in told}
-            credit |= {places[batch[j]]: found for j, found in self._credit(chosen, streams, heard).items()}
+            scored = {j: watched[i] for j, i in enumerate(batch) if i in watched}
+            credit |= {places[batch[j]]: found for j, found in self._credit(chosen, streams, scored).items()}
             self._optimise(chosen, rehearsed[turn :: len(batches)], streams, totals, ledger)
         means = {name: value / len(batches) for name, value in totals.items()}
         return Update({"rows": float(len(rows)), **means}, credit)
@@ -133,7 +128,7 @@ class Trainer:
     def _score_teacher(self, rows: Sequence[Row], ledger: Ledger) -> dict[int, torch.Tensor]:
         """log pi_T of the sampled tokens, where the teacher does not change during the update."""
         spec, signal = self.method.teacher, self.method.signal
-        if spec is None or signal is None or _full(signal) or spec.weights == "current":
+        if spec is None or full_vocabulary(signal) or spec.weights == "current":
             return {}
         scorer = self._scorer(spec.weights)
         known: dict[int, torch.Tensor] = {}
@@ -213,10 +208,10 @@ class Trainer:
             return advantage
         share = objective.decayed(signal.coefficient, signal.decay_updates, number)
         old = self._tensor(row.logp_old)
-        return objective.reweighted_advantage(advantage, old, teacher, share, signal.clip)[0]
+        return objective.reweighted_advantage(advantage, old, teacher, share, signal.clip)
 
-    def _credit(self, rows: Sequence[Row], streams: Streams, told: dict[int, torch.Tensor]) -> dict[int, Credit]:
-        """What the tokens of the watched rows of a mini-batch are told to learn."""
+    def _credit(self, rows: Sequence[Row], streams: Streams, scored: dict[int, torch.Tensor]) -> dict[int, Credit]:
+        """What the tokens of the watched rows of a mini-batch are told to learn; ``scored`` is their log pi_T."""
         config, signal = self.config, self.method.signal
         weights = torch.cat(streams.policy if any(w.any() for w in streams.policy) else streams.distill)
         unit = float(weights.sum() / (weights > 0).sum().clamp(min=1))
@@ -224,12 +219,11 @@ class Trainer:
         found = {}
         for i in (i for i, row in enumerate(rows) if row.watched):
             old = self._tensor(rows[i].logp_old)
-            teacher = told.get(i)
-            given = old if teacher is None else teacher
+            teacher = scored.get(i)
             pulled = pull(
                 streams.advantage[i],
                 old,
-                given,
+                old if teacher is None else teacher,
                 streams.policy[i],
                 streams.distill[i],
                 unit,
@@ -270,9 +264,9 @@ class Trainer:
     def _charge_inner_teacher(self, rows: Sequence[Row], pairs: Sequence[Sample], ledger: Ledger) -> None:
         """What it cost to score a teacher inside the loss."""
         spec, signal = self.method.teacher, self.method.signal
-        if spec is not None and (_full(signal) or spec.weights == "current"):
-            told = [(row.teacher_prompt or prompt, answer) for row, (prompt, answer) in zip(rows, pairs, strict=True)]
-            self._charge(self._scorer(spec.weights), told, ledger)
+        if spec is not None and (full_vocabulary(signal) or spec.weights == "current"):
+            read = [(row.teacher_prompt or prompt, answer) for row, (prompt, answer) in zip(rows, pairs, strict=True)]
+            self._charge(self._scorer(spec.weights), read, ledger)
             ledger.rescored_tokens += sum(len(row.response) for row in rows if row.teacher_prompt is not None)
 
     def _rehearse(
@@ -301,7 +295,7 @@ class Trainer:
             [(row.prompt, row.response) for row in chosen],
             temperature=config.temperature,
             entropy=True,
-            distribution=_full(signal),
+            distribution=full_vocabulary(signal),
         )
         logp = scores.logprobs
         old = self._tensor([value for row in chosen for value in row.logp_old])
@@ -342,7 +336,7 @@ class Trainer:
             raise ValueError("no teacher to distil from")
         weight = torch.cat([streams.distill[i] for i in part])
         pairs = [(rows[i].teacher_prompt or rows[i].prompt, rows[i].response) for i in part]
-        if isinstance(signal, ReverseKL) and signal.vocabulary == "full":
+        if full_vocabulary(signal):
             with torch.no_grad():
                 theirs = self._scorer(spec.weights).score(pairs, temperature=self.config.temperature, distribution=True)
             per_token = objective.reverse_kl_full(scores.require_distribution(), theirs.require_distribution())

@@ -210,7 +210,7 @@ class Training:
                 step_rewards=torch.tensor([step.reward for step in steps], dtype=torch.float64),
             )
         # A teacher that only scales advantages has nothing to say where there is none.
-        told = kept | (not isinstance(self.method.signal, Reweighting))
+        distilled = kept | (not isinstance(self.method.signal, Reweighting))
         rows = [
             Row(
                 prompt=step.prompt,
@@ -219,10 +219,10 @@ class Training:
                 episode=i,
                 group=groups[i],
                 advantage=float(value) if keep else None,
-                teacher_prompt=teacher_prompt(step.prompt, texts[i]) if heard else None,
+                teacher_prompt=teacher_prompt(step.prompt, texts[i]) if distil else None,
                 watched=groups[i] < self.config.detail,
             )
-            for (i, _), step, value, keep, heard in zip(places, steps, values, kept, told, strict=True)
+            for (i, _), step, value, keep, distil in zip(places, steps, values, kept, distilled, strict=True)
         ]
         return rows, places, degenerate
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from harness.contracts import HarnessError
 
@@ -66,6 +67,7 @@ def verify(paths: Iterable[Path], jobs: int, console: Console, progress: Console
 
     cells = [finished_cell(path) for path in paths]
     for cell, config in cells:
+        cell.read_json("manifest.json")  # a broken cell is told before it is run again
         require_repeatable(cell, config)
     with tempfile.TemporaryDirectory(prefix="harness-verify-") as name:
         again = Path(name)
@@ -73,7 +75,7 @@ def verify(paths: Iterable[Path], jobs: int, console: Console, progress: Console
         failures = run_cells(list(unique.values()), again, jobs, 0, progress)
         different = False
         for cell, config in cells:
-            console.print(f"[bold]{cell.path}[/bold]  {config.title}", soft_wrap=True)
+            console.print(f"[bold]{escape(str(cell.path))}[/bold]  {escape(config.title)}", soft_wrap=True)
             repeated = cell_dir(again, config)
             if not repeated.finished:
                 continue
@@ -150,7 +152,8 @@ def difference(ours: Any, theirs: Any, where: str = "") -> str:
             if found := difference(a, b, f"{where}[{number}]{_name(a) if not where else ''}"):
                 return found
         return "" if len(ours) == len(theirs) else f"{where or 'records'}: {len(ours)} / {len(theirs)} entries"
-    same = type(ours) is type(theirs) and ours == theirs
+    nan = ours != ours and theirs != theirs  # the gradient norm of a step that was skipped
+    same = type(ours) is type(theirs) and (ours == theirs or nan)
     return "" if same else f"{where}: {_short(ours)} / {_short(theirs)}"
 
 

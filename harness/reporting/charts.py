@@ -49,9 +49,9 @@ def lines(label: str, series: Sequence[Series], x_label: str = "update", percent
         return Markup()
     factor = 100 if percent else 1
     low, high = (0.0, 1.0) if percent else _padded([y for _, y in points])
-    x_ticks, y_ticks = ticks(min(x for x, _ in points), max(x for x, _ in points), 5, whole=True), ticks(low, high, 4)
-    left, right = min(x_ticks[0], points[0][0]), max(x_ticks[-1], max(x for x, _ in points))
-    place = _Place(left, right, min(low, y_ticks[0]), max(high, y_ticks[-1]))
+    left, right = min(x for x, _ in points), max(x for x, _ in points)
+    x_ticks, y_ticks = ticks(left, right, 5, whole=True), ticks(low, high, 4)
+    place = _Place(left, right, low, high)
     parts = [_axes(place, x_ticks, y_ticks, x_label, factor)]
     for number, line in enumerate(series):
         colour = COLOURS[number % len(COLOURS)]

@@ -108,6 +108,8 @@ def compare_results(a: str, b: str, env: str | None = None, metric: str = "succe
     from harness.reporting.differences import mcnemar_counts, paired, pooled_seed_variance
 
     (arm_a, peers_a), (arm_b, peers_b) = _arms(a, env), _arms(b, env)
+    if (_split(a)[0].resolve(), arm_a.method, arm_a.setting) == (_split(b)[0].resolve(), arm_b.method, arm_b.setting):
+        raise HarnessError(f"{a} and {b} are the same result")
     _refuse_different(arm_a, arm_b)
     order = arm_a.setting.tasks
     ours, theirs = (_in_order(_outcomes(arm, metric), arm.setting.tasks, order) for arm in (arm_a, arm_b))
@@ -142,7 +144,7 @@ def compare_results(a: str, b: str, env: str | None = None, metric: str = "succe
 def _arms(given: str, env: str | None) -> tuple[Arm, dict[tuple[Path, str], Arm]]:
     """The arm that an argument names, and all trainings beside it: they tell how far seeds lie apart."""
     from harness.reporting.comparison import compare
-    from harness.reporting.frames import STAR, cells_at, evaluations_of, read_cells
+    from harness.reporting.frames import cells_at, evaluations_of, read_cells
 
     path, row = _split(given)
     if (path / "config.json").is_file():
@@ -154,12 +156,12 @@ def _arms(given: str, env: str | None) -> tuple[Arm, dict[tuple[Path, str], Arm]
     evaluations = evaluations_of(cells)
     rows = sorted(set(evaluations["method"]))
     if row is not None and row not in rows:
-        raise unknown(f"row of {path}", row, rows)
+        raise HarnessError(f"{path}: {unknown('row', row, rows)}")
     comparison = compare(cells, evaluations)
     arms = [arm for arm in comparison.arms.values() if row in (None, arm.method)]
     envs = sorted({arm.setting.env for arm in arms})
     if env is not None and env not in envs:
-        raise unknown(f"environment of {given}", env, envs)
+        raise HarnessError(f"{given}: {unknown('environment', env, envs)}")
     arms = [arm for arm in arms if env in (None, arm.setting.env)]
     if len({arm.method for arm in arms}) > 1:
         raise HarnessError(f"{given} has several rows: name one as {path}:ROW ({', '.join(rows)})")
@@ -170,9 +172,7 @@ def _arms(given: str, env: str | None) -> tuple[Arm, dict[tuple[Path, str], Arm]
         raise HarnessError(
             f"{given} was measured under several protocols, which differ in {fields}: name a single cell"
         )
-    beside = comparison.arms_of(arms[0].setting, trained_only=True)
-    starred_first = sorted(beside, key=lambda arm: not arm.method.endswith(STAR))
-    return arms[0], {(path.resolve(), arm.method.removesuffix(STAR)): arm for arm in starred_first}
+    return arms[0], {(path.resolve(), name): arm for name, arm in comparison.trainings(arms[0].setting).items()}
 
 
 def _split(given: str) -> tuple[Path, str | None]:

@@ -186,13 +186,16 @@ class Comparison:
         found = [self.arms[setting.name, method] for method in self.methods if (setting.name, method) in self.arms]
         return [arm for arm in found if arm.trained or not trained_only]
 
+    def trainings(self, setting: Setting) -> dict[str, Arm]:
+        """The trained arms of a setting by plain name; of a training measured in two contexts the plain arm."""
+        arms = self.arms_of(setting, trained_only=True)
+        starred_first = sorted(arms, key=lambda arm: not arm.method.endswith(STAR))
+        return {arm.method.removesuffix(STAR): arm for arm in starred_first}
+
     def contrast(self, ours: Arm, theirs: Arm, measure: Measure = Arm.outcomes) -> Paired:
         """Ours minus theirs in one setting; ``measure`` says in what, by default in final success."""
-        arms = self.arms_of(ours.setting, trained_only=True)
-        # Plain and starred rows are one training measured twice: the plain one, put in last, stays.
-        starred_first = sorted(arms, key=lambda arm: not arm.method.endswith(STAR))
-        trainings = {arm.method.removesuffix(STAR): measure(arm) for arm in starred_first}
-        pooled = pooled_seed_variance([found for found in trainings.values() if found])
+        peers = [measure(arm) for arm in self.trainings(ours.setting).values()]
+        pooled = pooled_seed_variance([outcomes for outcomes in peers if outcomes])
         a, b = measure(ours), measure(theirs)
         if a is None or b is None:
             raise ValueError(f"{ours.method} and {theirs.method} were not both measured")

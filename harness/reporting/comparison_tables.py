@@ -12,10 +12,10 @@ from harness.contracts import Ledger
 from harness.reporting import statistics as st
 from harness.reporting.comparison import BUDGETS, UNTRAINED, Arm, Comparison, Setting
 from harness.reporting.curves import area, at_budget, common_range, reached
-from harness.reporting.differences import Paired, holm
+from harness.reporting.differences import ALPHA, Paired, holm
 from harness.reporting.frames import STAR
 from harness.reporting.resolution import kinds_resolution, resolution
-from harness.reporting.statistics import LEVEL, Estimate, Outcomes
+from harness.reporting.statistics import Estimate, Outcomes
 from harness.reporting.tables import MISSING, Column, Table, Value
 
 DETAILS = ("optimizer_steps", "wall_seconds", "flops")
@@ -54,10 +54,10 @@ def comparison_table(comparison: Comparison) -> Table:
         *_stars(comparison),
     ]
     if len(main) > 1:
-        beat = f"; P(> {reference}), the chance that a run beats one of {reference}" if reference else ""
+        beat = f"; P(> {reference}), the chance in % that a run beats one of {reference}" if reference else ""
         notes.append(
             "Macro over environments: mean of the environments' micro averages. In the CSV file and on the page also:"
-            f" IQM, the interquartile mean over environments and seeds{beat}."
+            f" IQM, the interquartile mean in % over environments and seeds{beat}."
         )
     title = "Final success by method and environment"
     return Table("comparison", title, tuple(columns), tuple(rows), (*notes, *comparison.card_notes), comparison.cards)
@@ -100,7 +100,7 @@ def _over_environments(comparison: Comparison, main: Sequence[Setting], method: 
             for ours, arm in zip(outcomes, theirs, strict=True)
             if arm
         ]
-        values.append(float(np.mean(chances)) if method != reference else None)
+        values.append(float(np.mean(chances)) if chances and method != reference else None)
     return values
 
 
@@ -146,7 +146,7 @@ def paired_table(comparison: Comparison) -> Table:
         "Difference of final success (micro average) in points on the same tasks, with its 95 % interval: over seeds"
         " and tasks, or with one seed of a trained method over tasks alone.",
         f"Trained again: whether the methods differ, by a t-test over seeds and tasks; found where p (Holm) is at most"
-        f" {1 - LEVEL:.2f}. One seed cannot tell. These policies: whether the policies trained here differ, by the"
+        f" {ALPHA:.2f}. One seed cannot tell. These policies: whether the policies trained here differ, by the"
         " exact sign-flip test over tasks; it says nothing about training again. Holm: adjusted over this table.",
         *resolution(comparison, comparison.settings),
         _sizes(comparison),
@@ -157,9 +157,11 @@ def paired_table(comparison: Comparison) -> Table:
 
 def verdict(result: Paired, adjusted: float) -> str:
     """What a comparison says about the methods, given its adjusted p."""
+    if not result.tasks:
+        return "no task in common"
     if not result.seeds:
         return "open: one seed"
-    if adjusted > 1 - LEVEL:
+    if adjusted > ALPHA:
         return "not resolved"
     return "higher" if result.difference.value > 0 else "lower"
 
@@ -187,7 +189,13 @@ def efficiency_table(comparison: Comparison, budgets: Sequence[str], threshold: 
         threshold: Success to be reached, in [0, 1]; None: the reference's final success.
     """
     reference = comparison.reference
-    aim = f"{threshold:.0%} success" if threshold is not None else f"{reference}'s final success" if reference else ""
+    aim = (
+        f"{100 * threshold:g} % success"
+        if threshold is not None
+        else f"{reference}'s final success"
+        if reference
+        else ""
+    )
     columns = [Column("Environment"), Column("Method")]
     columns += [Column(BUDGETS[b].short, "range", group="Area under the curve") for b in budgets]
     columns += [Column(BUDGETS[b].short, group=f"Budget until {aim}") for b in budgets if aim]
@@ -199,9 +207,11 @@ def efficiency_table(comparison: Comparison, budgets: Sequence[str], threshold: 
             row: list[Value] = [setting.name, arm.method, *(_area(comparison, arm, budget) for budget in budgets)]
             row += [_reach(arm, goal, budget) for budget in budgets if aim]
             rows.append(tuple(row))
+    parts = [BUDGETS[b].label.removesuffix(")").split(" (") for b in budgets if " (" in BUDGETS[b].label]
     notes = [
         "Area: mean success in % (micro average) while the budget runs from the latest start to the earliest end of the"
-        " curves compared; 95 % bootstrap interval over seeds and tasks. Sampled tokens: acting and analysis.",
+        " curves compared; 95 % bootstrap interval over seeds and tasks."
+        + "".join(f" {name}: {what}." for name, what in parts),
     ]
     if aim:
         notes.append(
@@ -295,11 +305,12 @@ def _success(arm: Arm, outcomes: Outcomes) -> Estimate:
 def kinds_table(comparison: Comparison, setting: Setting) -> Table:
     """Final success of every method by kind of task, with micro and macro averages."""
     masks = {kind: np.array(setting.kinds) == kind for kind in dict.fromkeys(setting.kinds)}
+    sizes = [int(mask.sum()) for mask in masks.values()]
     columns = (
         Column("Method"),
         Column("micro", "plusminus", group="Average"),
         Column("macro over kinds", "plusminus", group="Average"),
-        *(Column(kind, "percent", group=f"{int(mask.sum())} tasks") for kind, mask in masks.items()),
+        *(Column(kind, "percent", group=_size_of_kind(sizes, i)) for i, kind in enumerate(masks)),
     )
     rows: list[tuple[Value, ...]] = []
     for arm in comparison.arms_of(setting):
@@ -320,6 +331,13 @@ def kinds_table(comparison: Comparison, setting: Setting) -> Table:
     return Table(name, title, columns, tuple(rows), tuple(notes), ((setting.name, setting.card),))
 
 
+def _size_of_kind(sizes: Sequence[int], index: int) -> str:
+    """The heading over a kind of task; neighbours of one size share it."""
+    size = sizes[index]
+    shared = size in (*sizes[:index][-1:], *sizes[index + 1 :][:1])
+    return f"{size} task{'s' * (size != 1)}{' each' * shared}"
+
+
 def ledger_table(comparison: Comparison) -> Table:
     """What every trained method spent, mean over its seeds."""
     names = [field.name for field in fields(Ledger)]
@@ -333,7 +351,8 @@ def ledger_table(comparison: Comparison) -> Table:
         for arm in comparison.arms_of(setting, trained_only=True)
     ]
     notes = (
-        "Training budget, mean over seeds; evaluation is not charged. SEED's includes stage 1, analysis, re-scoring.",
+        "Training budget, mean over seeds; evaluation is not charged. Stage 1, analyses and re-scoring are. FLOPs are"
+        " estimated.",
     )
     return Table("ledger", "Ledger", tuple(columns), tuple(rows), notes, comparison.cards)
 
@@ -365,5 +384,5 @@ def seeds_table(comparison: Comparison, evaluations: pd.DataFrame) -> Table:
                 row += [len(counted), len(played) - len(counted), float(counted["steps"].mean())]
                 row.append(", ".join(f"{reason} {n}" for reason, n in played["stop_reason"].value_counts().items()))
                 rows.append((*row, str(played["cell"].iloc[0])))
-    notes = ("Success and score in %, last evaluation; 95 % Wilson interval over this run's episodes.",)
+    notes = ("Success and score in %, micro averages, last evaluation; 95 % Wilson interval over this run's episodes.",)
     return Table("runs", "Every run", columns, tuple(rows), notes, comparison.cards)

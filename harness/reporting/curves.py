@@ -103,10 +103,11 @@ class Reached:
 def reached(threshold: float, budget: Floats, outcome: Floats) -> Reached:
     """When the seeds' curves first reach a threshold; ``budget`` and ``outcome``: (U, S).
 
-    A seed that never gets there is censored: it needs more than all it spent. The median needs no more than that as
-    long as more than half of the seeds got there.
+    A seed that never gets there is censored: it needs more than all it spent. Where more than half of the seeds got
+    there the median does not depend on how much more.
     """
     needed = np.array([budget_to_reach(threshold, budget[:, s], outcome[:, s]) for s in range(budget.shape[1])])
-    bounds = np.minimum(needed, budget[-1])
-    known = bool(np.isfinite(np.median(needed)))
-    return Reached(float(np.median(bounds)), known, int(np.isfinite(needed).sum()), len(needed))
+    median = float(np.median(needed))
+    known = math.isfinite(median)
+    bound = float(np.median(np.minimum(needed, budget[-1])))
+    return Reached(median if known else bound, known, int(np.isfinite(needed).sum()), len(needed))

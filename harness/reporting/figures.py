@@ -34,7 +34,7 @@ NARROW, WIDE = 3.3, 5.2
 """Inches that a figure takes at least, and with a crowd of curves, whose legend is long."""
 
 CROWD = 6
-"""More curves than this in a panel get more room and fainter bands."""
+"""More curves than this in a panel get more room and fainter bands, twice as many none: they would hide each other."""
 
 STYLE = {
     "axes.axisbelow": True,
@@ -65,25 +65,25 @@ STYLE = {
 
 DYNAMICS = {
     "learning": {
-        "success": "Training success",
+        "success": "Train success (%)",
         "episode_steps": "Steps per episode",
-        "valid_rate": "Valid answers",
+        "valid_rate": "Valid answers (%)",
         "entropy": "Entropy (nats)",
     },
     "optimisation": {
         "grad_norm": "Gradient norm",
-        "clip_fraction": "Clipped tokens",
+        "clip_fraction": "Clipped tokens (%)",
         "loss/kl": "KL to reference",
         "loss/distill": "Distillation loss",
     },
     "skills": {
-        "skill/parse_rate": "Usable skills",
-        "skill/active_ratio": "Active tokens",
+        "skill/parse_rate": "Usable skills (%)",
+        "skill/active_ratio": "Active tokens (%)",
         "skill/gate": "Mean gate",
         "skill/gap": "Teacher gap (nats)",
     },
 }
-"""Figures of the training dynamics: title of each metric."""
+"""Figures of the training dynamics: title of each metric; (%) marks shares."""
 
 
 @contextmanager
@@ -146,13 +146,13 @@ def looks(comparison: Comparison) -> dict[str, Look]:
 
 
 def sample_efficiency(comparison: Comparison, budget: str) -> Figure:
-    """Success against a budget, one panel per setting; bands are 95 % intervals, thin lines untrained policies.
+    """Success against a budget, one panel per setting; bands are 95 % intervals, dashed lines untrained policies.
 
     A curve's point stands at the mean budget of the seeds.
     """
     looked = looks(comparison)
     with style():
-        most = max(len(comparison.arms_of(setting, trained_only=True)) for setting in comparison.settings)
+        most, bands = _curves(comparison), banded(comparison)
         height, least = (1.95, NARROW) if most <= CROWD else (2.6, WIDE)
         figure, axes = _wrapped([setting.name for setting in comparison.settings], height, least)
         for axis, setting in zip(axes, comparison.settings, strict=True):
@@ -163,17 +163,28 @@ def sample_efficiency(comparison: Comparison, budget: str) -> Figure:
                 points = arm.curve
                 low, high = [p.low for p in points], [p.high for p in points]
                 axis.plot(x, [p.value for p in points], **look.line, label=arm.method, zorder=3)
-                axis.fill_between(x, low, high, color=look.colour, alpha=0.15 * min(1, CROWD / most), lw=0)
+                if bands:
+                    axis.fill_between(x, low, high, color=look.colour, alpha=0.15 * min(1, CROWD / most), lw=0)
                 right = max(right, float(x[-1]))
             _baselines(axis, [arm for arm in comparison.arms_of(setting) if not arm.trained])
             axis.set(ylim=(0, 1.02), xlim=(0, right * 1.03 or 1), xlabel=BUDGETS[budget].label)
-            axis.xaxis.set_major_locator(MaxNLocator(5))
+            axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             axis.xaxis.set_major_formatter(EngFormatter(sep=""))
             axis.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
         for axis in axes[::ROW]:
             axis.set_ylabel("Success (%)")
         _legend(figure)
     return figure
+
+
+def _curves(comparison: Comparison) -> int:
+    """Curves in the fullest panel."""
+    return max(len(comparison.arms_of(setting, trained_only=True)) for setting in comparison.settings)
+
+
+def banded(comparison: Comparison) -> bool:
+    """Whether there are few enough curves for bands of their intervals."""
+    return _curves(comparison) <= 2 * CROWD
 
 
 def _baselines(axis: Any, arms: Sequence[Arm]) -> None:
@@ -230,6 +241,8 @@ def dynamics(comparison: Comparison, updates: pd.DataFrame, metrics: dict[str, s
                     axis.plot(curve.index, curve.mean(axis=1), **look.line, markevery=every, ms=2.5, label=method)
                 axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
                 axis.yaxis.set_major_locator(MaxNLocator(4))
+                if title.endswith("(%)"):
+                    axis.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
             row[0].set_ylabel(title)
         for axis in axes[-1]:
             axis.set_xlabel("Update")

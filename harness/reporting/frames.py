@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import ValidationError
 
 from harness.config import CellConfig
 from harness.contracts import UNCOUNTED, HarnessError, Ledger, ProtocolCard, digest
 from harness.policy.api import PREFIX as API
 from harness.policy.api import parse_endpoint
 from harness.store import CellDir, Record
+from harness.validation import validate
 
 SCRIPTED = ("random", "oracle")
 """Policies that read no prompt."""
@@ -46,6 +46,10 @@ class Cell:
     @property
     def id(self) -> str:
         return self.store.path.name
+
+    @property
+    def title(self) -> str:
+        return f"{self.config.env.id} · {self.method} · seed {self.config.seed}"
 
     @property
     def trained(self) -> bool:
@@ -165,13 +169,7 @@ def flat(record: Record, prefix: str = "") -> Record:
 
 
 def _config(store: CellDir) -> CellConfig:
-    path = store.path / "config.json"
-    try:
-        return CellConfig.model_validate(store.read_json("config.json"))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise HarnessError(f"{path}: {where}: {first['msg']}") from error
+    return validate(CellConfig, store.read_json("config.json"), str(store.path / "config.json"))
 
 
 def _manifest(store: CellDir) -> Record:
@@ -247,9 +245,15 @@ def _names(found: Sequence[tuple[CellConfig, ProtocolCard]]) -> list[str]:
     return names
 
 
+def policy_name(policy: str) -> str:
+    """Last part of a policy's name: ``Qwen/Qwen2.5-3B-Instruct`` is Qwen2.5-3B-Instruct, local or served."""
+    name = parse_endpoint(policy)[0] if policy.startswith(API) else policy
+    return name.rstrip("/").rsplit("/", 1)[-1]
+
+
 def _name(config: CellConfig, backbones: set[str]) -> str:
     endpoint = config.policy.startswith(API)
-    policy = parse_endpoint(config.policy)[0] if endpoint else config.policy.rstrip("/").rsplit("/", 1)[-1]
+    policy = parse_endpoint(config.policy)[0] if endpoint else policy_name(config.policy)
     if config.method is None:
         return f"base ({policy})" if config.policy in backbones else policy
     return config.method.name if len(backbones) == 1 else f"{config.method.name} ({policy})"
@@ -259,6 +263,13 @@ def _settings(config: CellConfig) -> Record:
     """Everything that must agree between the seeds of one row. The policy is in the name, its weights are not."""
     given: dict[str, Any] = config.model_dump(mode="json", exclude={"seed", "policy"})
     return {key: json.dumps(value) for key, value in flat(given).items()}
+
+
+def in_words(value: object) -> str:
+    """A value of a manifest on one line: parts of a record by name, empty ones left out, entries of a list in a row."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {in_words(part)}" for name, part in value.items() if part not in ([], "", None))
+    return "; ".join(map(in_words, value)) if isinstance(value, list) else str(value)
 
 
 def card_rows(card: ProtocolCard) -> list[tuple[str, str]]:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from harness.contracts import HarnessError
 from harness.methods import Frozen
+from harness.validation import validate
 
 REGISTRY = "registry.yaml"
 UNITS = ("percent", "score_0_100")
@@ -261,25 +262,17 @@ def load(directory: Path) -> Registry:
     if not path.is_file():
         raise HarnessError(f"no published numbers at {directory}: there is no {REGISTRY}")
     try:
-        index = Index.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise HarnessError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise HarnessError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    index = validate(Index, data, str(path))
     _check_names(index, path)
     rows = tuple(found for source in index.tables for found in _covered(directory, source))
-    _check_remarks(index, rows, path)
+    _check_rows(index, rows, path)
     unlisted = sorted({file.name for file in directory.glob("*.csv")} - {source.file for source in index.tables})
     if unlisted:
         raise HarnessError(f"{path}: no entry for the file {unlisted[0]}")
-    registry = Registry(directory, index, rows)
-    for row, source, entry in rows:
-        if row.metric in entry.headlines and (row.method not in index.methods or row.benchmark not in index.benchmarks):
-            raise HarnessError(
-                f"{path}: {source.file}: no method {row.method!r} or no benchmark {row.benchmark!r} is given"
-            )
-    return registry
+    return Registry(directory, index, rows)
 
 
 def _check_names(index: Index, path: Path) -> None:
@@ -292,7 +285,7 @@ def _check_names(index: Index, path: Path) -> None:
                 raise HarnessError(f"{path}: {source.file}: no protocol {entry.protocol!r} is given")
 
 
-def _check_remarks(index: Index, rows: Sequence[tuple[Row, Source, Entry]], path: Path) -> None:
+def _check_rows(index: Index, rows: Sequence[tuple[Row, Source, Entry]], path: Path) -> None:
     """Refuse remarks about rows that do not exist, and headlines without a method or an environment here."""
     remarked = [side for same in index.identical for side in (same.these, same.those)]
     for selection in (*remarked, *(suspect.select for suspect in index.suspect)):
@@ -336,12 +329,7 @@ def _read(path: Path) -> Iterator[tuple[int, Row]]:
         if tuple(reader.fieldnames or ()) != COLUMNS:
             raise HarnessError(f"{path}: the columns must be {','.join(COLUMNS)}")
         for line in reader:
-            try:
-                yield reader.line_num, Row.model_validate(line)
-            except ValidationError as error:
-                first = error.errors()[0]
-                where = ".".join(map(str, first["loc"]))
-                raise HarnessError(f"{path}, line {reader.line_num}: {where}: {first['msg']}") from error
+            yield reader.line_num, validate(Row, line, f"{path}, line {reader.line_num}")
 
 
 def listing(registry: Registry) -> RichTable:

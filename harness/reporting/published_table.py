@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from harness.config import TrainConfig
-from harness.policy.api import PREFIX as API
-from harness.policy.api import parse_endpoint
 from harness.reporting import statistics as st
 from harness.reporting.comparison import Arm, Comparison
-from harness.reporting.frames import STAR
+from harness.reporting.frames import STAR, policy_name
 from harness.reporting.published import Number, Protocol, Registry
 from harness.reporting.statistics import Estimate
 from harness.reporting.tables import Column, Table, Value
@@ -97,7 +95,7 @@ def published_table(comparison: Comparison, registry: Registry) -> Table:
 def identify(arm: Arm, comparison: Comparison, registry: Registry) -> Measured | None:
     """What an arm is in the words of the registry; None for policies that no paper has a row for."""
     config, index = arm.config, registry.index
-    policy, longest = backbone(config.policy), config.env.max_response_tokens
+    policy, longest = policy_name(config.policy), config.env.max_response_tokens
     name = index.backbones.get(policy, policy)
     if config.method is not None:
         star = STAR if arm.method.endswith(STAR) else ""
@@ -110,12 +108,6 @@ def identify(arm: Arm, comparison: Comparison, registry: Registry) -> Measured |
     if policy in index.backbones or config.policy in starts:
         return Measured(arm, ("vanilla",), name, None, longest)
     return None
-
-
-def backbone(policy: str) -> str:
-    """Last part of a policy's name: ``Qwen/Qwen2.5-3B-Instruct`` is Qwen2.5-3B-Instruct, served anywhere or local."""
-    name = parse_endpoint(policy)[0] if policy.startswith(API) else policy
-    return name.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _pairs(comparison: Comparison, registry: Registry) -> Iterator[tuple[Measured, Number]]:
@@ -229,8 +221,9 @@ def _notes(used: Sequence[tuple[Measured, Number]], registry: Registry) -> Itera
         " scores: an upper bound). What another training seed would have given is in no published ±."
     )
     yield (
-        "Difference: measured - published, 95 % interval from both errors. Reproduced: it holds zero, which a wide"
-        " interval does easily. Not comparable: what is named differs; the CSV file and the page hold both values."
+        "Difference: measured - published, 95 % interval from both errors; of one measured seed it is over tasks alone."
+        " Reproduced: it holds zero, which a wide interval does easily. Not comparable: what is named differs; the CSV"
+        " file and the page hold both values."
     )
     protocols = dict.fromkeys(theirs.entry.protocol for _, theirs in used)
     for name in protocols:

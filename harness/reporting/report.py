@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from rich.text import Text
 from harness.reporting import comparison_tables as build
 from harness.reporting import figures
 from harness.reporting.comparison import BUDGETS, Comparison, check_budget, compare
-from harness.reporting.frames import Cell, evaluations_of, read_cells, updates_of
+from harness.reporting.frames import Cell, evaluations_of, in_words, read_cells, updates_of
 from harness.reporting.published import load
 from harness.reporting.published_table import published_table
 from harness.reporting.site import FOLDER, OVERVIEW, write_assets, write_page
@@ -32,6 +33,13 @@ from harness.store import write_bytes, writing
 
 BUDGET_COLUMNS = ("episodes", "sampled_tokens", "cpu_seconds")
 """Budgets of sample efficiency where none are named."""
+
+GENERATED = {
+    "tables": ("comparison", "differences", "efficiency", "matched-budget", "kinds-*", "ledger", "runs", "published"),
+    "figures": ("final", "efficiency-*", "dynamics-*"),
+}
+ENDINGS = (".csv", ".md", ".tex", ".png", ".svg")
+"""Names of what a report may write into these folders, and their endings; other files are somebody else's."""
 
 
 @dataclass(frozen=True)
@@ -106,20 +114,35 @@ def write_report(
     results = read(directory)
     budgets = [check_budget(name) for name in dict.fromkeys(budgets)]
     found = tables(results, published, budgets, threshold)
-    for folder in ("tables", "figures"):
-        with writing(directory / folder):
-            (directory / folder).mkdir(exist_ok=True)
-    for table in found.values():
-        for ending, text in (("csv", to_csv(table)), ("md", markdown(table)), ("tex", latex(table))):
-            write_bytes(directory / "tables" / f"{table.name}.{ending}", text.encode())
-    write_bytes(directory / "tables" / "protocol.csv", cards_csv(results.comparison.cards).encode())
-    pictures = {group: list(_draw(results, group, budgets)) for group in ("efficiency", "final", "dynamics")}
-    with writing(directory / FOLDER):
-        shutil.rmtree(directory / FOLDER, ignore_errors=True)  # no pages of cells that are gone
-    write_assets(directory)
-    links = {cell.id: _write_cell(results, cell) for cell in results.cells}
-    _write_overview(results, found, pictures, links)
+    # Made beside the old one and put in its place when it is whole, so that a broken file leaves no half of a report.
+    with writing(directory), tempfile.TemporaryDirectory(prefix=".report-", dir=directory) as made:
+        site = Path(made) / directory.resolve().name  # pages name the run by its directory
+        for folder in GENERATED:
+            (site / folder).mkdir(parents=True)
+        for table in found.values():
+            for ending, text in (("csv", to_csv(table)), ("md", markdown(table)), ("tex", latex(table))):
+                write_bytes(site / "tables" / f"{table.name}.{ending}", text.encode())
+        write_bytes(site / "tables" / "protocol.csv", cards_csv(results.comparison.cards).encode())
+        pictures = {group: list(_draw(results, group, budgets, site)) for group in ("efficiency", "final", "dynamics")}
+        write_assets(site)
+        links = {cell.id: _write_cell(results, cell, site) for cell in results.cells}
+        _write_overview(results, found, pictures, links, site)
+        _replace(directory, site)
     return directory / OVERVIEW
+
+
+def _replace(directory: Path, site: Path) -> None:
+    """Put a report in place of the last one; tables and figures that only the last one had go with it."""
+    shutil.rmtree(directory / FOLDER, ignore_errors=True)  # no pages of cells that are gone
+    (site / FOLDER).replace(directory / FOLDER)
+    for folder, names in GENERATED.items():
+        (directory / folder).mkdir(exist_ok=True)
+        for old in (path for name in names for path in (directory / folder).glob(f"{name}.*")):
+            if old.suffix in ENDINGS:
+                old.unlink()
+        for new in (site / folder).iterdir():
+            new.replace(directory / folder / new.name)
+    (site / OVERVIEW).replace(directory / OVERVIEW)
 
 
 def tables(
@@ -146,9 +169,9 @@ def tables(
 # ------------------------------------------------------------------------------------------------- figures
 
 
-def _draw(results: Results, group: str, budgets: Sequence[str]) -> Iterator[Picture]:
+def _draw(results: Results, group: str, budgets: Sequence[str], site: Path) -> Iterator[Picture]:
     """Draw a group of figures, write each as PNG and SVG, and yield it for the page."""
-    comparison, folder = results.comparison, results.directory / "figures"
+    comparison = results.comparison
     trained = any(arm.trained for arm in comparison.arms.values())
     drawn: list[tuple[str, str, str, Figure | None]] = []
     if group == "final":
@@ -158,9 +181,10 @@ def _draw(results: Results, group: str, budgets: Sequence[str]) -> Iterator[Pict
         for name in budgets:
             budget = BUDGETS[name]
             if any(arm.spent(name).any() for arm in comparison.arms.values()):
+                bands = "; bands are 95 % intervals over seeds and tasks" if figures.banded(comparison) else ""
                 caption = (
-                    f"Success on the evaluation panel against {budget.short}; bands are 95 % intervals over seeds and "
-                    "tasks. A curve starts where its preparation (SEED's stage 1) has been paid."
+                    f"Success on the evaluation panel against {budget.short}{bands}. A curve starts where its "
+                    "preparation (SEED's stage 1) has been paid."
                 )
                 figure = figures.sample_efficiency(comparison, name)
                 drawn.append((f"efficiency-{name}", budget.label, caption, figure))
@@ -174,7 +198,7 @@ def _draw(results: Results, group: str, budgets: Sequence[str]) -> Iterator[Pict
     for name, label, caption, drawing in drawn:
         if drawing is not None:
             for kind, data in figures.render(drawing).items():
-                write_bytes(folder / f"{name}.{kind}", data)
+                write_bytes(site / "figures" / f"{name}.{kind}", data)
             width, height = (round(96 * inches) for inches in drawing.get_size_inches())
             yield Picture(name, label, caption, width, height)
 
@@ -182,15 +206,15 @@ def _draw(results: Results, group: str, budgets: Sequence[str]) -> Iterator[Pict
 # --------------------------------------------------------------------------------------------------- pages
 
 
-def _write_cell(results: Results, cell: Cell) -> list[tuple[str, str]]:
+def _write_cell(results: Results, cell: Cell, site: Path) -> list[tuple[str, str]]:
     """Write all pages of a cell; returns their (label, path), the cell's own first."""
     evaluations = results.evaluations
     written = [
-        ("episodes", write_episode_pages(cell, results.directory)),
-        ("skills", write_skill_page(cell, results.directory)),
+        ("episodes", write_episode_pages(cell, site)),
+        ("skills", write_skill_page(cell, site)),
     ]
     others = [(label, path) for label, path in written if path]
-    write_cell_page(cell, results.directory, evaluations[evaluations["cell"] == cell.id], others)
+    write_cell_page(cell, site, evaluations[evaluations["cell"] == cell.id], others)
     return [(cell.id, cell_page(cell)), *others]
 
 
@@ -199,10 +223,11 @@ def _write_overview(
     found: dict[str, Table],
     pictures: dict[str, list[Picture]],
     links: dict[str, list[tuple[str, str]]],
+    site: Path,
 ) -> None:
     recipe = results.directory / "recipe.yaml"
     write_page(
-        results.directory,
+        site,
         OVERVIEW,
         "overview.html.j2",
         results.directory.resolve().name,
@@ -254,7 +279,7 @@ def _warnings(results: Results) -> Iterator[str]:
         yield f"{excluded} evaluated episodes crashed (environment or endpoint) and enter no score."
     for cell in results.cells:
         for warning in cell.manifest.get("warnings", []):
-            yield f"{cell.config.title}: {warning}"
+            yield f"{cell.title}: {warning}"
     notes = {(c.config.env.id, note) for c in results.cells for note in c.manifest["panel"].get("notes", [])}
     for env, note in sorted(notes):
         yield f"{env}, evaluation panel: {note}"
@@ -266,6 +291,5 @@ def _provenance(cells: Sequence[Cell]) -> dict[str, list[str]]:
     for cell in cells:
         for name, seen in found.items():
             value = cell.manifest.get(name)
-            text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
-            seen.setdefault(text)
+            seen.setdefault(in_words(value))
     return {name: list(seen) for name, seen in found.items()}

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from harness.reporting.frames import card_rows
 from harness.reporting.statistics import Estimate
@@ -84,6 +85,11 @@ def sort_key(value: Value) -> str | float:
     return "" if value is None else value
 
 
+def breakable(name: str) -> Markup:
+    """A name that may go on in another line behind its underscores."""
+    return Markup("_<wbr>").join(name.split("_"))
+
+
 def protocol_id(setting: str) -> str:
     """Where on the overview a setting's protocol card stands."""
     return f"protocol-{re.sub(r'[^A-Za-z0-9]+', '-', setting).strip('-').lower()}"
@@ -120,6 +126,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.globals["zip"] = zip
     environment.filters["sort_key"] = sort_key
+    environment.filters["breakable"] = breakable
     environment.filters["card_rows"] = card_rows
     environment.filters["protocol_id"] = protocol_id
     environment.filters["without_repeats"] = without_repeats
@@ -127,7 +134,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _write(path: Path, text: str) -> None:
-    """Plainly: a report that a crash leaves half written is made again."""
+    """Plainly: a site is put in place when it is whole."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text.encode("utf-8", "replace"))

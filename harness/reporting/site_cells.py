@@ -18,7 +18,7 @@ from harness.methods import Frozen, Method
 from harness.records import read_credit, read_episodes
 from harness.reporting import charts
 from harness.reporting import statistics as st
-from harness.reporting.frames import Cell, updates_of
+from harness.reporting.frames import Cell, in_words, updates_of
 from harness.reporting.site import write_page
 from harness.reporting.site_distillation import outcome_table, token_charts, token_frame
 from harness.reporting.tables import Column, Table, Value
@@ -50,6 +50,7 @@ TRAINING = {
     "degenerate_groups": "Groups with one outcome (%)",
     "entropy": "Entropy (nats)",
     "grad_norm": "Gradient norm",
+    "rows": "Step rows trained on",
 }
 LOSSES = {
     "loss/policy": "Policy-gradient loss",
@@ -66,7 +67,7 @@ DISTILLATION = {
     "skill/gate": "Mean gate",
     "skill/gate_open": "Tokens whose gate is above 1/2 (%)",
     "skill/gap": "Teacher gap (nats)",
-    "skill/instances": "Skills naming an object (%)",
+    "skill/instances": "Skills naming an instance (%)",
     "skill/words": "Words of a skill",
     "skill/duplicates": "Duplicate skills (%)",
 }
@@ -106,7 +107,7 @@ def write_cell_page(cell: Cell, run: Path, evaluations: pd.DataFrame, links: Seq
         run,
         cell_page(cell),
         "cell.html.j2",
-        cell.config.title,
+        cell.title,
         summary=method.summary if method else f"Policy {cell.config.policy}, evaluated without training.",
         links=links,
         warnings=manifest.get("warnings", []),
@@ -201,7 +202,8 @@ def method_table(method: Method) -> Table:
     if method.advantage and method.advantage.estimator != "gigpo":
         silent |= {"advantage.gamma", "advantage.step_weight"}
     rows = tuple((axis, value, meaning) for axis, value, meaning in _axes(method) if axis not in silent)
-    return Table("method", f"{method.name} as a point", (Column("Axis"), Column("Value"), Column("Meaning")), rows)
+    columns = (Column("Axis"), Column("Value"), Column("Meaning"))
+    return Table("method", f"{method.name} along the axes of a method", columns, rows)
 
 
 def _axes(point: Frozen, prefix: str = "") -> Iterator[tuple[str, str, str]]:
@@ -334,7 +336,6 @@ def _provenance(cell: Cell) -> list[tuple[str, str]]:
     shown = [("cell", cell.id)]
     for name in names:
         value = cell.manifest.get(name)
-        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
         if value is not None:
-            shown.append((name.replace("_", " "), text))
+            shown.append((name.replace("_", " "), in_words(value)))
     return shown

@@ -49,8 +49,7 @@ def _joined(lists: pd.Series) -> Any:
 def _gates(tokens: pd.DataFrame) -> Iterator[charts.Chart]:
     gate = tokens["gate"].dropna().to_numpy()
     if len(gate):
-        low = -1.0 if (gate < 0).any() else 0.0  # a centred gate lies between -1 and 1
-        counts, edges = np.histogram(gate, BINS, (low, 1.0))
+        counts, edges = np.histogram(gate, BINS, (0.0, 1.0))
         title = "Gate of a token (% of tokens)"
         yield charts.Chart(title, charts.histogram(title, edges.tolist(), counts.tolist(), "gate"))
 

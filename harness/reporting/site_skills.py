@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from harness.contracts import HarnessError
 from harness.reporting.frames import Cell, skills_of
 from harness.reporting.site import write_data, write_page
 from harness.reporting.site_episodes import MOST_CHARACTERS, coded, episode_keys, number, skill_phase
@@ -14,6 +15,7 @@ from harness.store import Record, read_json
 
 AUDIT = "audit.json"
 """Written into a cell by ``harness skills audit``."""
+AUDIT_PARTS = frozenset({"updates", "drift", "outcomes", "shuffle", "usefulness", "missing"})
 MOST_ANSWERS = 500
 """Raw answers in one chunk, at most."""
 
@@ -33,22 +35,31 @@ def write_skill_page(cell: Cell, run: Path) -> str | None:
         starts.append(start)
         write_data(run, f"{name}.{order}", answers)
     write_data(run, name, {**skill_index(skills), "starts": starts})
-    audit = cell.store.path / AUDIT
     write_page(
         run,
         path,
         "skills.html.j2",
-        f"{cell.config.title} · skills",
-        [(cell.config.title, f"report/cells/{cell.id}.html")],
+        f"{cell.title} · skills",
+        [(cell.title, f"report/cells/{cell.id}.html")],
         name=name,
         total=len(skills),
         usable=int(skills["usable"].sum()),
         episodes=f"report/episodes/{cell.id}.html",
         updates=counts(skills),
-        audit=read_json(audit) if audit.is_file() else None,
+        audit=_audit(cell.store.path / AUDIT),
         command=f"harness skills audit {cell.store.path}",
     )
     return path
+
+
+def _audit(path: Path) -> Record | None:
+    """What ``harness skills audit`` found; None where it was not asked. Raises HarnessError for another file."""
+    if not path.is_file():
+        return None
+    found = read_json(path)
+    if not isinstance(found, dict) or not AUDIT_PARTS.issubset(found):
+        raise HarnessError(f"{path} is not an audit; `harness skills audit {path.parent}` writes it again")
+    return found
 
 
 def skill_index(skills: pd.DataFrame) -> Record:

@@ -94,7 +94,8 @@ def micro(outcomes: Outcomes) -> float:
 
 def macro(outcomes: Outcomes) -> float:
     """Mean over kinds of the mean over each kind's counted episodes; kinds that were never played are left out."""
-    return float(np.nanmean([micro(outcomes.where(mask)) for mask in kind_masks(outcomes)]))
+    by_kind = [micro(outcomes.where(mask)) for mask in kind_masks(outcomes)]
+    return math.fsum(by_kind) / len(by_kind) if by_kind else math.nan
 
 
 def kind_masks(outcomes: Outcomes) -> list[NDArray[np.bool_]]:
@@ -160,7 +161,7 @@ def micro_replicates(outcomes: Outcomes, seeds: Floats, tasks: Floats) -> Floats
 def macro_replicates(outcomes: Outcomes, seeds: Floats, tasks: Floats) -> Floats:
     """(B,) :func:`macro` of each bootstrap draw."""
     by_kind = [micro_replicates(outcomes.where(mask), seeds, tasks) for mask in kind_masks(outcomes)]
-    averaged: Floats = np.stack(by_kind).mean(axis=0)
+    averaged: Floats = np.mean(by_kind, axis=0) if by_kind else np.full(len(seeds), np.nan)
     return averaged
 
 

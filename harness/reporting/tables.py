@@ -296,6 +296,7 @@ def rich_table(table: Table) -> RenderableType:
     rows = table.shown()
     # Where rows come in blocks of one first cell, such as an environment, it becomes a heading and leaves its width.
     blocks = [column.kind for column in table.columns[:2]] == ["text", "text"] and len(table.columns) > 2
+    blocks &= len({row[0] for row in rows}) < len(rows)
     view = RichTable(title=Text(table.title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for column in table.columns[blocks:]:
         heading = "\n".join([*column.group.split(), column.name])

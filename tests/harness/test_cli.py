@@ -195,6 +195,7 @@ def test_workers_do_not_outlive_a_killed_run(hanging: subprocess.Popen[str], tmp
         (["check", "Sokobahn-v1"], "unknown environment 'Sokobahn-v1'; did you mean 'Sokoban-v1'?"),
         (["check", "nowhere.at:All"], "cannot load 'nowhere.at:All'"),
         (["list", "panels", "EZPoint-v1"], "did you mean 'EZPoints-v1'?"),
+        (["list", "recipes", "EZPoints-v1"], "list recipes takes no environment"),
         (["eval", "--policy", "randm", "--env", "EZPoints-v1"], "unknown policy 'randm'; did you mean 'random'?"),
         (["eval", "--policy", "random", "--env", "EZPoints-v1", "--panel", "evil"], "did you mean 'eval'?"),
         (["eval", "--policy", "random", "--env", "EZPoints-v1", "--temperature", "-1"], "greater than or equal to 0"),

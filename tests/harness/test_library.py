@@ -192,6 +192,15 @@ def test_an_export_can_look_at_failures_at_some_updates_and_at_single_tasks(tmp_
     assert tasks.skill_for(Task("h2", "Home-v1", "train", "heat", {}, "")) == "Heat mug 1."
 
 
+def test_an_export_passes_over_cells_without_skills_and_names_a_broken_file(tmp_path: Path) -> None:
+    cells = [toy_cell(tmp_path / "a", *SKILLS), toy_cell(tmp_path / "b")]
+    library, _ = export(cells, "mine", Choice())
+    assert [origin.cell for origin in library.provenance.cells] == ["a"]
+    (tmp_path / "a" / "episodes.parquet").write_bytes(b"PAR1")
+    with pytest.raises(HarnessError, match=r"cannot read .*a/episodes\.parquet"):
+        export(cells, "mine", Choice())
+
+
 def test_an_export_is_the_same_in_any_order_and_reads_back(tmp_path: Path) -> None:
     cells = [toy_cell(tmp_path / "b", *SKILLS), toy_cell(tmp_path / "a", *SKILLS[::-1], env="Yard-v1")]
     there, _ = export(cells, "mine", Choice())
@@ -206,7 +215,7 @@ def test_an_export_is_the_same_in_any_order_and_reads_back(tmp_path: Path) -> No
     [
         (SKILLS, Choice(per_kind=0), "nothing to export: --per-env, --per-kind and --per-task are all 0"),
         (SKILLS, Choice(updates=(7, 9)), "no usable skill from successes of updates 7..9 in 1 cells"),
-        ((), Choice(), "holds no skills: its method writes none"),
+        ((), Choice(), "abc: no skills there, the method writes none"),
     ],
 )
 def test_an_export_of_nothing_says_why(tmp_path: Path, skills: tuple[Any, ...], choice: Choice, complaint: str) -> None:
@@ -224,6 +233,12 @@ def test_spans_of_updates_read_back(text: str) -> None:
 def test_other_words_are_no_updates(text: str) -> None:
     with pytest.raises(HarnessError, match="--updates"):
         read_updates(text)
+
+
+def test_half_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
+    spec = write(tmp_path / "home.json", {"skills": [HEAT | {"text": "\ud800"}]})
+    with pytest.raises(HarnessError, match="surrogates not allowed"):
+        load_library(spec)
 
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -247,7 +262,7 @@ def test_the_commands_export_show_and_list(tmp_path: Path, capsys: pytest.Captur
 
     assert skills("show", str(out), "--env", "Home-v1") == 0
     assert "cell abc: Home-v1 seed tiny seed 0, updates stage1..2, 7 usable of 10 skills" in capsys.readouterr().out
-    with pytest.raises(HarnessError, match="unknown environment of skill library 'mine' 'Homes-v1'; did you mean"):
+    with pytest.raises(HarnessError, match="'mine' has no skill about 'Homes-v1', only about Home-v1"):
         skills("show", str(out), "--env", "Homes-v1")
 
     assert skills("list") == 0

@@ -134,5 +134,5 @@ def test_every_command_of_the_readme_works_in_a_fresh_virtual_environment(tmp_pa
         printed[line] = done.stdout
     assert "stopped: return 0" in printed["harness play NightLights-v1"]
     assert "✗" not in printed["harness check NightLights-v1"]
-    assert re.search(r"oracle +│ +100\.0 ", printed["harness run night_lights.yaml --jobs 1"])
+    assert re.search(r"oracle +100\.0 ", printed["harness run night_lights.yaml --jobs 1"])
     assert (tmp_path / "package" / "results" / "night_lights" / "report.html").is_file()

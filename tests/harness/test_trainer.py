@@ -10,25 +10,17 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from toy_cells import toy_policy
+from toy_cells import toy_episodes, toy_policy
 
 from harness import trainer as trainer_module
-from harness.config import AnalysisConfig, Stage1Config, TrainConfig
-from harness.contracts import Episode, HarnessError, Ledger, Prompt, Response, Skill, Step, StopReason, Task
+from harness.config import TrainConfig
+from harness.contracts import Ledger, Prompt, Skill
 from harness.methods import SEED, GatedNLL, Method, ReverseKL, Reweighting, Teacher, get_method
 from harness.policy.base import Request, Sampling
 from harness.policy.local import LocalPolicy
 from harness.recipes import vary
 from harness.rows import Row, score_rows
-from harness.seed import (
-    NO_SKILL,
-    analyse,
-    fine_tune,
-    imitation_samples,
-    skill_samples,
-    teacher_prompt,
-    teacher_texts,
-)
+from harness.seed import NO_SKILL, teacher_prompt, teacher_texts
 from harness.skills import insert_skill, read_skill
 from harness.trainer import Trainer
 
@@ -165,7 +157,7 @@ def test_an_empty_skill_scores_exactly_as_the_plain_prompt(rows: list[Row]) -> N
 )
 def test_without_a_usable_skill_seed_is_grpo_bit_for_bit(rows: list[Row], context: Any, skills: list[Skill]) -> None:
     teacher = Teacher(weights="update_start", context=context)
-    texts = teacher_texts(teacher, finished(12), skills, [i // 4 for i in range(12)], lambda task: "", (0, 1))
+    texts = teacher_texts(teacher, toy_episodes(12), skills, [i // 4 for i in range(12)], lambda task: "", (0, 1))
     assert texts == [None] * 12
     silent = [replace(row, teacher_prompt=teacher_prompt(row.prompt, texts[row.episode])) for row in rows]
     seed, grpo = Update(silent, SEED.model_copy(update={"teacher": teacher})), Update(silent)
@@ -173,30 +165,6 @@ def test_without_a_usable_skill_seed_is_grpo_bit_for_bit(rows: list[Row], contex
     assert not Update(rows, SEED).same(grpo)
     assert {name: seed.statistics[name] for name in grpo.statistics} == grpo.statistics
     assert seed.ledger.rescored_tokens == 0
-
-
-def test_what_the_teacher_reads_about_each_episode() -> None:
-    episodes, groups = finished(8), [0, 0, 0, 0, 1, 1, 1, 1]
-    skills = [replace(NO_SKILL, text="" if n in (2, 5) else f"skill {n}") for n in range(8)]
-
-    def texts(context: Any, wanted: Any = "all") -> list[str | None]:
-        teacher = Teacher(weights="update_start", context=context, episodes=wanted)
-        return teacher_texts(teacher, episodes, skills, groups, lambda task: f"about {task.id}", (0, 1))
-
-    own = texts("own_skill")
-    assert own == [skill.text or None for skill in skills]
-    assert texts("library") == texts("oracle_skill") == [f"about t/{n}" for n in range(8)]
-    assert texts("own_skill", "successes") == [text if n % 2 else None for n, text in enumerate(own)]
-    assert texts("own_skill", "failures") == [None if n % 2 else text for n, text in enumerate(own)]
-    swapped, shuffled = texts("same_task_skill"), texts("other_task_skill")
-    assert (
-        {swapped[n] for n in (2, 5)} == {shuffled[n] for n in (2, 5)} == {None}
-    )  # an unusable skill distils nothing, wherever skills come from
-    assert sorted(filter(None, swapped)) == sorted(filter(None, shuffled)) == sorted(filter(None, own))
-    for n in set(range(8)) - {2, 5}:
-        given, far = skills.index(replace(NO_SKILL, text=swapped[n] or "")), int(str(shuffled[n])[-1])
-        assert given != n
-        assert groups[given] == groups[n] != groups[far]
 
 
 LOUD = GatedNLL(coefficient=1.0)
@@ -425,56 +393,3 @@ def test_mini_batches_and_row_limit(rows: list[Row]) -> None:
     assert done.statistics["rows"] == 10
     assert done.ledger.optimizer_steps == 2
     assert done.ledger.trained_tokens <= sum(len(row.response) for row in rows)
-
-
-# -------------------------------------------------------------------------------------------------------- stage 1
-
-
-def finished(count: int) -> list[Episode]:
-    episodes = []
-    for n in range(count):
-        image = np.full((28, 28, 3), 20 * n, np.uint8)
-        observation: Any = {"text": "You have opened", "images": (image,)}
-        prompt = Prompt("<image>Find the prize.", (image,))
-        step = Step(observation, prompt, Response("left", (5,), (-1.0,)), "left", True, float(n % 2))
-        reason = StopReason.SUCCESS if n % 2 else StopReason.FAILURE
-        episodes.append(Episode(Task(f"t/{n}", "toy", "t", "", {}, str(n)), 0, "Find the prize.", [step], reason))
-    return episodes
-
-
-def test_fine_tune_teaches_to_write_skills() -> None:
-    policy, episodes, ledger = toy_policy(), finished(8), Ledger()
-    answer = '{"episode_summary": "1 steps.", "episode_skill": "Open the left door."}'
-    skills = [read_skill(answer, "scripted", -1)] * 7 + [NO_SKILL]
-    samples = skill_samples(policy, episodes, skills, 256)
-    assert len(samples) == 7
-    settings = Stage1Config(epochs=1, batch=4, learning_rate=1e-2)
-    first = fine_tune(policy, samples, settings, 0, 512, ledger, lambda done, total: None)
-    settings = settings.model_copy(update={"epochs": 12})
-    last = fine_tune(policy, samples, settings, 0, 512, ledger, lambda done, total: None)
-    assert last < 0.2 * first
-    written = analyse(policy, episodes, AnalysisConfig(max_tokens=16), 1, ledger)
-    assert [skill.text for skill in written] == [SKILL] * 8
-    assert ledger.analyzer_tokens == 8 * len(policy.answer_ids(answer))
-    assert ledger.optimizer_steps == 2 * 13
-    assert ledger.trained_tokens == 13 * sum(len(tokens) for _, tokens in samples)
-
-
-def test_nothing_to_learn_from_is_one_clear_line() -> None:
-    with pytest.raises(HarnessError, match="no usable skill"):
-        skill_samples(toy_policy(), finished(2), [NO_SKILL] * 2, 256)
-    failures = finished(3)[::2]
-    with pytest.raises(HarnessError, match="solved none of its 2 episodes"):
-        imitation_samples(failures, "successes")
-    assert len(imitation_samples(failures, "all")) == 2
-
-
-def test_episodes_without_a_step_or_a_score_are_not_analysed() -> None:
-    policy, episodes, ledger = toy_policy(), finished(3), Ledger()
-    episodes[0].steps = []
-    episodes[1].stop_reason = StopReason.ENV_ERROR
-    skills = analyse(policy, episodes, AnalysisConfig(max_tokens=4), 1, ledger)
-    assert skills[:2] == [NO_SKILL] * 2
-    assert skills[2].author == "policy"
-    assert not skills[2].usable
-    assert ledger.analyzer_tokens <= 4

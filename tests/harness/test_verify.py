@@ -18,7 +18,6 @@ from harness.cli import main
 from harness.config import CellConfig
 from harness.contracts import HarnessError
 from harness.recipes import expand, load_recipe
-from harness.records import finished_cell
 from harness.store import CellDir
 from harness.verify import compare, difference, require_repeatable, verify
 
@@ -104,6 +103,7 @@ def test_clocks_are_not_compared_and_types_are() -> None:
     assert difference([1], [1.0]) == "[0]: 1 / 1.0"
     assert difference({"a": [{"b": None}]}, {"a": [{"b": 0}]}) == "a[0].b: None / 0"
     assert difference({}, {"a": 1}) == "a: only the re-run has it"
+    assert difference(float("nan"), float("nan")) == ""
 
 
 def test_what_cannot_be_repeated_is_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -125,6 +125,7 @@ def test_what_cannot_be_repeated_is_refused_before_anything_runs(tmp_path: Path)
     refused(config.model_copy(update={"teacher": "no-such", "teacher_fingerprint": "f"}), "unknown policy 'no-such'")
 
 
+@pytest.mark.slow  # a cell of the embedded policy, run twice, once in a process of its own
 def test_the_command_verifies_a_real_cell_and_finds_a_forged_score(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,5 +157,3 @@ def test_the_command_verifies_a_real_cell_and_finds_a_forged_score(
 def test_bad_input_gets_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(tmp_path)]) == 2
     assert f"no cell at {tmp_path}" in capsys.readouterr().err
-    with pytest.raises(HarnessError, match="no cell at"):
-        finished_cell(tmp_path)

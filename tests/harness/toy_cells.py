@@ -11,11 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from toy_envs import Doors
 
 from harness.cell import run_cell
 from harness.config import AnalysisConfig, CellConfig, EnvConfig, EvalConfig, ImitationConfig, Stage1Config, TrainConfig
+from harness.contracts import Episode, Prompt, Response, Step, StopReason, Task
 from harness.methods import Method, get_method
 from harness.policy.local import LocalPolicy
 from harness.policy.tiny import build_tokenizer, new_tiny, tiny_config
@@ -46,6 +48,19 @@ def toy_library(place: Path) -> Path:
     library = {"format": "skill-library-1", "name": "toy", "provenance": {"author": "test"}, "skills": skills}
     place.write_text(json.dumps(library))
     return place
+
+
+def toy_episodes(count: int) -> list[Episode]:
+    """Finished episodes of one step at a task each; every other one is a success."""
+    episodes = []
+    for n in range(count):
+        image = np.full((28, 28, 3), 20 * n, np.uint8)
+        observation: Any = {"text": "You have opened", "images": (image,)}
+        prompt = Prompt("<image>Find the prize.", (image,))
+        step = Step(observation, prompt, Response("left", (5,), (-1.0,)), "left", True, float(n % 2))
+        reason = StopReason.SUCCESS if n % 2 else StopReason.FAILURE
+        episodes.append(Episode(Task(f"t/{n}", "toy", "t", "", {}, str(n)), 0, "Find the prize.", [step], reason))
+    return episodes
 
 
 def toy_config(policy: Path | str, method: Method | str = "grpo", teacher: Path | str = "", **train: Any) -> CellConfig:

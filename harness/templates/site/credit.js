@@ -57,11 +57,14 @@ harness.credit = (() => {
     return name === "gate" ? sum / values.length : sum;
   }
 
+  // Whether a row that some term uses was left out; a row that none uses is not trained on either.
+  const cut = (step) => !step.chosen && (step.in_policy || step.in_distill);
+
   function mask(step) {
     return [
       step.in_policy ? "policy gradient" : "no policy gradient",
       step.in_distill ? "distilled" : "not distilled",
-      ...(step.chosen ? [] : ["cut by max_rows"]),
+      ...(cut(step) ? ["cut by max_rows"] : []),
     ];
   }
 
@@ -141,7 +144,7 @@ harness.credit = (() => {
         paint(span, QUANTITIES[colouring].at(step, i), scale[colouring]);
         return span;
       });
-      return element("div", { class: `tokens${step.chosen ? "" : " cut"}` }, ...spans);
+      return element("div", { class: `tokens${cut(step) ? " cut" : ""}` }, ...spans);
     }
 
     function sums() {

@@ -95,6 +95,8 @@ def test_every_average_names_its_kind(whole: Comparison) -> None:
     kinds = build.kinds_table(whole, whole.settings[0])
     assert [c.name for c in kinds.columns if c.group == "Average"] == ["micro", "macro over kinds"]
     assert "micro average" in build.comparison_table(whole).notes[0]
+    sizes = {c.group for c in kinds.columns if c.kind == "percent"}
+    assert sizes == {"12 tasks each"}  # a heading over several kinds is no sum
 
 
 def test_methods_are_compared_with_the_untrained_start_and_the_reference(whole: Comparison) -> None:
@@ -154,13 +156,13 @@ def test_preparation_that_costs_more_than_the_budget_leaves_a_gap(tmp_path: Path
 def test_a_method_without_updates_has_a_place_in_every_table(whole: Comparison) -> None:
     efficiency = build.efficiency_table(whole, ("updates", "episodes"), 0.5)
     assert column(efficiency, "episodes", "Area under the curve")["sft-teacher"] is None
-    assert column(efficiency, "updates", "Budget until 50% success")["sft-teacher"] == "0"
+    assert column(efficiency, "updates", "Budget until 50 % success")["sft-teacher"] == "0"
     assert "sft-teacher" in {row[2] for row in build.matched_budget_table(whole, ("flops",)).rows}
     assert "sft-teacher" in column(build.ledger_table(whole), "episodes")
 
 
 def test_threshold_that_nobody_reaches_is_censored(whole: Comparison) -> None:
-    found = column(build.efficiency_table(whole, ("episodes",), 0.99), "episodes", "Budget until 99% success")
+    found = column(build.efficiency_table(whole, ("episodes",), 0.99), "episodes", "Budget until 99 % success")
     assert found["grpo"] == "> 1,280 (0/2)"
     reference = build.efficiency_table(whole, ("episodes",))
     assert column(reference, "episodes", "Budget until grpo's final success")["seed"]

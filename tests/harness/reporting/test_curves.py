@@ -71,6 +71,12 @@ def test_seeds_that_never_get_there_are_censored(
     assert found == curves.Reached(median, known, count, len(ends))
 
 
+def test_a_censored_seed_that_spent_little_does_not_lower_the_median() -> None:
+    budget = np.array([[0.0, 0.0, 0.0], [100.0, 200.0, 20.0]])
+    found = curves.reached(0.5, budget, np.array([[0.0] * 3, [0.5, 0.5, 0.4]]))
+    assert found == curves.Reached(200.0, True, 2, 3)
+
+
 def test_a_single_evaluation_is_reached_or_not() -> None:
     assert curves.reached(0.5, np.array([[70.0]]), np.array([[0.6]])).median == 70.0
     assert not curves.reached(0.5, np.array([[70.0]]), np.array([[0.4]])).known

@@ -147,6 +147,15 @@ def test_residual_is_what_single_episodes_explain() -> None:
     assert np.mean(found) == pytest.approx((chance * (1 - chance)).mean() / 100, rel=0.03)
 
 
+def test_without_a_common_task_nothing_is_claimed() -> None:
+    half = np.arange(8) < 4
+    ours, theirs = outcomes(np.ones((2, 8))).where(half), outcomes(np.ones((2, 8))).where(~half)
+    found = df.paired(ours, theirs, df.pooled_seed_variance([ours, theirs]))
+    assert (found.tasks, found.seeds) == (0, False)
+    assert math.isnan(found.p)
+    assert math.isnan(found.difference.value)
+
+
 def test_panels_that_differ_cannot_be_paired() -> None:
     with pytest.raises(ValueError, match="one panel"):
         df.paired(outcomes(np.ones((1, 2))), outcomes(np.ones((1, 2)), ("x", "y")), UNKNOWN)

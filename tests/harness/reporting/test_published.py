@@ -21,9 +21,9 @@ from harness.methods import Method
 from harness.reporting import published
 from harness.reporting import statistics as st
 from harness.reporting.comparison import Comparison, compare
-from harness.reporting.frames import evaluations_of, read_cells
+from harness.reporting.frames import evaluations_of, policy_name, read_cells
 from harness.reporting.published import Registry, default_directory, listing, load
-from harness.reporting.published_table import backbone, identify, published_table, sampling_error
+from harness.reporting.published_table import identify, published_table, sampling_error
 from harness.reporting.tables import Table, latex, markdown, to_csv
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -165,7 +165,7 @@ def copy(tmp_path: Path) -> Path:
             "Nobody,Success,11.7",
             "no entry speaks of table8_visual.csv, line 2",
         ),
-        ("table8_visual.csv", "11.7,percent", "many,percent", r"line 2: value: Input should be a valid number"),
+        ("table8_visual.csv", "11.7,percent", "many,percent", r"line 2: value: input should be a valid number"),
         ("table8_visual.csv", "value,unit", "unit,value", "the columns must be"),
         ("registry.yaml", "select: {benchmark: Average}", "select: {}", "2 entries speak of table8_visual.csv"),
         ("registry.yaml", "protocol: SEED Sokoban", "protocol: SEED Sokobam", "no protocol 'SEED Sokobam'"),
@@ -177,7 +177,7 @@ def copy(tmp_path: Path) -> Path:
             "no row is table table2",
         ),
         ("registry.yaml", "file: table7_unseen.csv", "file: table9.csv", "names table9.csv, which does not exist"),
-        ("registry.yaml", "provenance: stated", "provenance: heard", "provenance: Input should be"),
+        ("registry.yaml", "provenance: stated", "provenance: heard", "provenance: input should be"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, file: str, old: str, new: str, message: str) -> None:
@@ -315,8 +315,8 @@ def test_policies_without_training(tmp_path: Path, registry: Registry) -> None:
 
 
 def test_backbones_are_the_last_part_of_a_name() -> None:
-    assert backbone("Qwen/Qwen2.5-3B-Instruct/") == "Qwen2.5-3B-Instruct"
-    assert backbone("api:Qwen/Qwen3-1.7B@http://localhost:8000/v1") == "Qwen3-1.7B"
+    assert policy_name("Qwen/Qwen2.5-3B-Instruct/") == "Qwen2.5-3B-Instruct"
+    assert policy_name("api:Qwen/Qwen3-1.7B@http://localhost:8000/v1") == "Qwen3-1.7B"
 
 
 def test_sampling_error() -> None:
@@ -362,7 +362,7 @@ def test_recipes_of_the_paper_are_comparable(name: str, registry: Registry) -> N
             if number.method == "seed" and registry.index.benchmarks[number.row.benchmark].env == env["id"]
         )
         protocol = registry.index.protocols[seed.entry.protocol]
-        assert seed.row.backbone == backbone(recipe["policy"])
+        assert seed.row.backbone == policy_name(recipe["policy"])
         for field, value in stated.items():
             assert value is None or value == getattr(protocol, field), (env["id"], field)
 

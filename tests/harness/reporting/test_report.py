@@ -164,6 +164,19 @@ def test_crashed_episodes_are_excluded_and_counted(tmp_path: Path) -> None:
     assert row[5:7] == (12, 4)
 
 
+def test_an_evaluation_that_crashed_whole_leaves_gaps_and_a_report(tmp_path: Path) -> None:
+    write_cell(tmp_path, CellConfig(env=EnvConfig(id="ALFWorld-v1"), policy="tiny"), {0: 0.2}, 16)
+    config = trained().model_copy(update={"env": EnvConfig(id="ALFWorld-v1")})
+    file = write_cell(tmp_path, config, {0: 0.2, 5: 0.5}, 16) / "evals.jsonl"
+    first, last = file.read_text().splitlines()
+    crashed = re.sub('"stop_reason": "[a-z_]+"', '"stop_reason": "env_error"', last)
+    file.write_text(f"{first}\n{crashed}\n")
+    write_report(tmp_path)
+    (row,) = comparison_tables.paired_table(read(tmp_path).comparison).rows
+    assert "no task in common" in row
+    assert "| grpo | – |" in (tmp_path / "tables/comparison.md").read_text()
+
+
 def test_the_tables_say_what_was_made_up(run: Path) -> None:
     results = read(run)
     differences = comparison_tables.paired_table(results.comparison)
@@ -283,6 +296,27 @@ def test_a_second_report_replaces_the_first(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in tmp_path.glob("report/**/*.html")} == first
 
 
+def test_a_report_takes_its_own_old_tables_and_figures_away_and_nothing_else(tmp_path: Path) -> None:
+    write_cell(tmp_path, trained(), {0: 0.1, 5: 0.4}, 8)
+    write_report(tmp_path, budgets=["flops"])
+    (tmp_path / "figures/mine.png").write_bytes(b"")
+    write_report(tmp_path, budgets=["episodes"])
+    assert {path.name for path in (tmp_path / "figures").glob("efficiency-*.png")} == {"efficiency-episodes.png"}
+    assert (tmp_path / "figures/mine.png").exists()
+
+
+@pytest.mark.parametrize("name", ["credit.parquet", "audit.json"])
+def test_a_broken_file_leaves_the_last_report_as_it_was(tmp_path: Path, name: str) -> None:
+    run = write_run(tmp_path, envs=("Sokoban-v1",), methods=("seed",), seeds=(0,), tasks=8, updates=5)
+    write_report(run)
+    (cell_of(run, "seed") / name).write_text("{}\n{")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(HarnessError, match=name.replace(".", r"\.")) as error:
+        write_report(run, budgets=["flops"])
+    assert "\n" not in str(error.value)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 def test_budgets_and_threshold_can_be_chosen(tmp_path: Path) -> None:
     write_cell(tmp_path, trained(), {0: 0.1, 5: 0.6}, 32)
     write_report(tmp_path, budgets=["trained_tokens", "wall_seconds"], threshold=0.4)
@@ -296,6 +330,12 @@ def test_budgets_and_threshold_can_be_chosen(tmp_path: Path) -> None:
     }
     with pytest.raises(HarnessError, match="trained_tokens"):
         write_report(tmp_path, budgets=["trained_token"])
+
+
+def test_ticks_of_a_short_run_are_whole_updates(tmp_path: Path) -> None:
+    write_cell(tmp_path, trained(), {0: 0.1, 3: 0.6}, 32)
+    (axis,) = figures.sample_efficiency(read(tmp_path).comparison, "updates").axes
+    assert all(float(tick).is_integer() for tick in axis.get_xticks())
 
 
 def test_published_numbers_stand_beside_the_measured(tmp_path: Path) -> None:

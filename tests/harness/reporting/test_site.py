@@ -129,7 +129,7 @@ def test_every_page_is_reached_by_clicking_and_shows_the_numbers_of_the_frames(r
         assert f"{100 * last['success'].mean():.1f} [" in row.inner_text()
 
         row.get_by_role("link", name=run.cell).click()
-        assert page.locator("h1").inner_text() == "ALFWorld-v1 seed seed 0"
+        assert page.locator("h1").inner_text() == "ALFWorld-v1 · seed · seed 0"
         overall = page.locator("#table-kinds tbody tr", has_text="all (micro)").locator("td").all_inner_texts()
         assert overall[2] == "16"
         assert overall[3].startswith(f"{100 * last['success'].mean():.1f} [")
@@ -153,7 +153,7 @@ def test_every_page_is_reached_by_clicking_and_shows_the_numbers_of_the_frames(r
         page.wait_for_selector("#episode section.step")
         assert page.locator("#episode section.step").count() == 2
 
-        page.get_by_role("link", name="ALFWorld-v1 seed seed 0").click()
+        page.get_by_role("link", name="ALFWorld-v1 · seed · seed 0").click()
         page.get_by_role("link", name="skills", exact=True).first.click()
         ready(page, "skills")
         assert page.locator("#list tbody tr[data-row]").count() == len(frames.skills_of([cell]))

@@ -148,6 +148,13 @@ def test_points_lie_where_their_numbers_say() -> None:
     assert not list(svg.iter("polyline"))  # no line over a point that is missing
 
 
+def test_a_later_line_that_begins_earlier_stays_within_the_plot() -> None:
+    drawn = [charts.Series("a", [5, 9], [1.0, 2.0]), charts.Series("b", [1, 9], [1.0, 2.0])]
+    places = [float(dot.get("cx", "")) for dot in ElementTree.fromstring(charts.lines("x", drawn)).iter("circle")]
+    assert min(places) == charts.LEFT
+    assert max(places) == charts.WIDTH - charts.RIGHT
+
+
 def test_nothing_to_draw_is_nothing_drawn_and_names_are_escaped() -> None:
     assert charts.lines("x", [charts.Series("a", [1], [math.nan])]) == ""
     assert charts.histogram("x", [0, 1], [0], "y") == ""
