@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -118,16 +119,22 @@ class Training:
         session.tell("train", number, self.config.updates, speed)
 
     def _jobs(self, number: int) -> list[Job]:
-        """N attempts at the next tasks: the train panel in a new order each epoch, a function of seed and update."""
+        """N attempts at the next tasks: the train panel in a new order each epoch, a function of seed and update.
+
+        Where an epoch ends within the update, a task may come twice; its attempts are numbered on, so that (update,
+        task, attempt) names one episode.
+        """
         first = (number - 1) * self.config.tasks
         size = len(self.panel)
-        jobs = []
+        jobs: list[Job] = []
+        attempts: Counter[str] = Counter()
         for place in range(first, first + self.config.tasks):
             order = np.random.default_rng([self.seed, TRAIN, place // size]).permutation(size)
             task = self.panel.tasks[order[place % size]]
             skill = self.session.skill(self.method.rollout, task)
-            keys = [(self.seed, TRAIN, number, place - first, k) for k in range(self.config.group)]
-            jobs += [Job(task, k, key, skill) for k, key in enumerate(keys)]
+            for k in range(self.config.group):
+                jobs.append(Job(task, attempts[task.id], (self.seed, TRAIN, number, place - first, k), skill))
+                attempts[task.id] += 1
         return jobs
 
     def _skills(

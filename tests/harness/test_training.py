@@ -128,6 +128,14 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
         assert found[name] == value, name
 
 
+def test_a_task_that_comes_twice_in_an_update_numbers_its_attempts_on(policy: Path, tmp_path: Path) -> None:
+    cell = run_toy(toy_config(policy, updates=1, tasks=4, panel_size=3), tmp_path)
+    named = [(episode["task"], episode["attempt"]) for episode in trained_episodes(cell)]
+    assert len({task for task, _ in named}) == 3
+    assert len(named) == len(set(named)) == 4 * 4
+    assert sorted(attempt for _, attempt in named) == sorted([0, 1, 2, 3] * 3 + [4, 5, 6, 7])
+
+
 def test_a_finished_cell_is_not_run_again(grpo: CellDir, policy: Path) -> None:
     before = (grpo.path / "manifest.json").read_bytes()
     run_toy(toy_config(policy), grpo.path)
