@@ -164,14 +164,15 @@ def _updates(updates: list[dict[str, Any]]) -> Table:
     step = max(1, math.ceil(len(updates) / ROWS))
     for row in updates[::-1][::step][::-1]:  # the last one always
         numbers = [percent(row[name]) for name in shares]
-        table.add_row(str(row["update"]), str(row["skills"]), *numbers, f"{row['words']:.1f}", nats(row["shift"]))
+        table.add_row(str(row["update"]), str(row["skills"]), *numbers, plain(row["words"]), nats(row["shift"]))
     return table
 
 
 def _drift(drift: list[dict[str, Any]]) -> Table:
-    table = _table("drift during RL", "quantity", "first third", "last third")
+    table = _table("drift during RL (shares in %)", "quantity", "first third", "last third")
     for row in drift:
-        table.add_row(row["quantity"], f"{row['first']:.3f}", f"{row['last']:.3f}")
+        show = {"words": plain, "shift": nats}.get(row["quantity"], percent)
+        table.add_row(row["quantity"].replace("parse_rate", "parsed"), show(row["first"]), show(row["last"]))
     return table
 
 
@@ -218,6 +219,11 @@ def estimate(value: dict[str, float | None], write: Callable[[float | None], str
 def percent(value: float | None) -> str:
     """A share, or a difference of shares, times 100."""
     return "-" if value is None else f"{100 * value:.1f}"
+
+
+def plain(value: float | None) -> str:
+    """A number to one decimal."""
+    return "-" if value is None else f"{value:.1f}"
 
 
 def nats(value: float | None) -> str:

@@ -158,7 +158,7 @@ def parser() -> argparse.ArgumentParser:
         "(default: episodes, sampled_tokens, cpu_seconds)",
     )
     report.add_argument(
-        "--threshold", type=_percent, metavar="PERCENT", help="success whose price is told (default: grpo's last)"
+        "--threshold", type=_percent, metavar="PERCENT", help="success whose budget is told (default: grpo's final one)"
     )
 
     perf = command("perf", _perf, "Measure speed and memory against straightforward references, as ratios.")

@@ -53,7 +53,8 @@ def _point(method: Method) -> tuple[str, ...]:
 
 def recipes() -> Table:
     """Every packaged recipe with its grid: environments x methods x seeds."""
-    table = Table("recipe", "what it compares", "cells", box=None)
+    table = Table("recipe", "what it compares", "envs x methods x seeds", box=None)
+    table.columns[2].no_wrap = True
     table.columns[0].no_wrap = True
     for name in packaged():
         recipe = load_recipe(name)

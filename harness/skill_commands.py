@@ -1,4 +1,4 @@
-"""``harness skills``: list, show, export and audit skill libraries."""
+"""``harness skills``: skill libraries, and the audit of a cell's skills."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ examples:
   harness skills export results/five/cells/* --per-env 2 --per-kind 0 --from all
 
 Skills of a level are ranked by the number of different tasks that they were solved on. A library is read whole: what
-a task gets is every entry about its environment, its kind and itself, so keep the numbers small.
+a task gets is every entry about its environment, its kind and itself, so keep the numbers small. Cells without skills
+are passed over.
 """
 
 
 def command(parser: argparse.ArgumentParser) -> None:
-    """List, show, export and audit skill libraries."""
+    """Skill libraries: list, show, build one from cells; and audit the skills of a cell."""
     from harness.audit import add_audit
 
     parser.epilog = EPILOG

@@ -284,6 +284,8 @@ def sync(path: Path) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace a file atomically: after a kill it is the old one or the new one. Raises HarnessError."""
+    if path.is_dir():
+        raise HarnessError(f"cannot write {path}: it is a directory")
     temporary = path.with_name(f"{path.name}.tmp")
     with writing(path):
         with temporary.open("wb") as file:

@@ -75,6 +75,8 @@ def read_cells(directory: Path) -> tuple[list[Cell], list[str]]:
     """
     if not directory.is_dir():
         raise HarnessError(f"no results at {directory}: no such directory")
+    if (directory / "config.json").is_file():
+        raise HarnessError(f"{directory} is a single cell: name the run's directory, which holds its cells/")
     stores = [CellDir(path) for path in sorted((directory / "cells").glob("*")) if (path / "config.json").is_file()]
     finished = [store for store in stores if store.finished]
     unfinished = sorted(_config(store).title for store in stores if not store.finished)

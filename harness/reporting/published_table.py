@@ -221,7 +221,7 @@ def _notes(used: Sequence[tuple[Measured, Number]], registry: Registry) -> Itera
         " scores: an upper bound). What another training seed would have given is in no published ±."
     )
     yield (
-        "Difference: measured - published, 95 % interval from both errors; of one measured seed it is over tasks alone."
+        "Difference: measured − published, 95 % interval from both errors; of one measured seed it is over tasks alone."
         " Reproduced: it holds zero, which a wide interval does easily. Not comparable: what is named differs; the CSV"
         " file and the page hold both values."
     )

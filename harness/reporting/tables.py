@@ -144,7 +144,7 @@ def markdown_escape(text: str) -> str:
 def markdown(table: Table) -> str:
     """A GitHub-flavoured table under a heading, with its notes and cards."""
     table = table.narrow
-    headings = [markdown_escape(heading) for heading in table.headings]
+    headings = [markdown_escape(": ".join(filter(None, (c.group, c.name)))) for c in table.columns]
     align = [":--" if column.kind == "text" else "--:" for column in table.columns]
     lines = [headings, align, *table.shown(markdown_escape)]
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)

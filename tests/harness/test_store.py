@@ -144,6 +144,10 @@ def test_an_unwritable_place_is_one_line(tmp_path: Path) -> None:
         check_writable(tmp_path / "file" / "run")
     with pytest.raises(HarnessError, match=r"cannot write .*file"):
         write_bytes(tmp_path / "file" / "x.json", b"{}")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(HarnessError, match=r"cannot write .*folder: it is a directory"):
+        write_bytes(tmp_path / "folder", b"{}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
     check_writable(tmp_path / "new" / "run")
 
 

@@ -156,8 +156,7 @@ harness.credit = (() => {
       const heads = names.map((name) => element("th", { scope: "col", title: QUANTITIES[name].name }, name === "gate" ? "mean g" : `Σ ${QUANTITIES[name].symbol}`));
       return element("table", { class: "sums", id: "sums" },
         element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "step"), ...heads)),
-        element("tbody", {}, ...rows.map(line)),
-        element("tfoot", {}, element("tr", {}, element("th", { scope: "row" }, "episode"), ...cells(rows))));
+        element("tbody", {}, element("tr", { class: "total" }, element("th", { scope: "row" }, "episode"), ...cells(rows)), ...rows.map(line)));
     }
 
     function skills() {

@@ -47,6 +47,7 @@
       ...parts.flatMap(([name, said]) => [element("h4", {}, name), element("pre", {}, said)]),
       element("p", { class: "note" }, `update ${short(update[row])} · written by ${author(row)} · after a ${outcome(row)} · ${copies[row]} skills have this text · `,
         element("a", { href: episode(row) }, "the episode")))));
+    line.nextElementSibling.scrollIntoView({ block: "nearest" });
   }
 
   function follow() {
