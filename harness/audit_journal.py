@@ -15,8 +15,8 @@ from harness.reporting.statistics import Estimate, interval, ratio, seed_draws, 
 from harness.skills import audit_texts
 from harness.store import CellDir
 
-EPISODE = ["update", "task", "attempt", "place"]
-"""Columns that name an episode of a journal; ``place`` tells apart what an update played twice."""
+EPISODE = ["update", "task", "attempt"]
+"""Columns that name an episode of a journal."""
 
 TRENDS = ("parse_rate", "words", "duplicates", "repeated", "instances", "leaks", "shift")
 """Fields of :class:`UpdateAudit` whose drift is reported."""
@@ -80,15 +80,14 @@ class Outcome:
 
 
 def written_skills(cell: CellDir) -> pd.DataFrame:
-    """One row per skill: what ``skills.jsonl`` holds, ``place``, and of its episode ``shown`` (observations and
-    actions) and ``known`` (beside them task and answers: all that its author may know). Empty where none was written.
+    """One row per skill: what ``skills.jsonl`` holds, and of its episode ``shown`` (observations and actions) and
+    ``known`` (beside them task and answers: all that its author may know). Empty where none was written.
 
     Raises HarnessError where an episode is missing.
     """
     skills = pd.DataFrame(cell.records("skills.jsonl"))
     if skills.empty:
         return skills
-    skills = _placed(skills)
     episodes = training_episodes(cell)
     steps = [read_trace(text) for text in episodes["trace"]]
     shown = ["\n".join(f"{step['observation']}\n{step['action']}" for step in trace) for trace in steps]
@@ -103,14 +102,9 @@ def written_skills(cell: CellDir) -> pd.DataFrame:
 
 
 def training_episodes(cell: CellDir) -> pd.DataFrame:
-    """The episodes of stage 1 and of the updates, with ``place``; evaluations are left out."""
+    """The episodes of stage 1 and of the updates; evaluations are left out."""
     episodes = read_episodes(cell)
-    return _placed(episodes[episodes["phase"].isin(("stage1", "train"))])
-
-
-def _placed(frame: pd.DataFrame) -> pd.DataFrame:
-    frame = frame.reset_index(drop=True)
-    return frame.assign(place=frame.groupby(EPISODE[:3]).cumcount())
+    return episodes[episodes["phase"].isin(("stage1", "train"))].reset_index(drop=True)
 
 
 def secrets_of(env: AgentEnv, tasks: Iterable[Task]) -> dict[str, tuple[str, ...]]:
@@ -194,9 +188,7 @@ def watched(cell: CellDir) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The detailed training episodes, and the credit of their steps, which names its episode by the same columns."""
     episodes, credit = training_episodes(cell), read_credit(cell)
     detailed = episodes.get("detail", pd.Series(False, episodes.index)).astype(bool)  # older cells have no details
-    first = credit["step"].eq(0)  # the rows of an episode stand together
-    place = first.groupby([credit[name] for name in EPISODE[:3]]).cumsum() - 1
-    return episodes[detailed & (episodes["phase"] == "train")], credit.assign(place=place)
+    return episodes[detailed & (episodes["phase"] == "train")], credit
 
 
 def episode_shifts(cell: CellDir) -> pd.DataFrame:

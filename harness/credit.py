@@ -22,9 +22,9 @@ class Credit:
     Attributes:
         teacher: l_s, log-probs under the teacher; None where the row is not distilled.
         gate: sigmoid(beta D); None where there is no teacher or the signal has no gate.
-        pull: -dL/dl at the update's start, policy gradient and distillation together, in units of the mini-batch's mean
-            policy-gradient weight. GRPO averaged over tokens gives the advantage; averaged over episodes first, the
-            tokens of short episodes are pulled harder.
+        pull: -dL/dl at the update's start, policy gradient and distillation together, in units of the token's own
+            weight in the policy gradient, so that GRPO gives the advantage; where the row has no policy gradient, in
+            units of the mini-batch's mean weight.
     """
 
     teacher: list[float] | None
@@ -66,7 +66,7 @@ def pull(
     logp_teacher: Tensor,
     policy: Tensor,
     distill: Tensor,
-    unit: float,
+    unit: Tensor,
     signal: Signal | None,
     clip: float,
     dual_clip: float,
@@ -75,7 +75,7 @@ def pull(
 
     Args:
         policy, distill: The tokens' weights in the two terms.
-        unit: Weight that counts as one.
+        unit: Weight that counts as one, for each token.
         signal: None without a teacher. A full-vocabulary divergence has no gradient in one token's log-prob; its share
             of the pull is left out.
     """

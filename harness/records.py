@@ -139,10 +139,10 @@ def read_credit(cell: CellDir) -> pd.DataFrame:
 
     One row per step. Columns: ``update``, ``task``, ``attempt``, ``step`` (0-based); per response token ``ids``,
     ``tokens`` (their texts), ``logp`` (l, at the update's start), ``teacher`` (l_s) and ``gate`` (g) or None, ``pull``
-    (-dL/dl at the update's start in units in which plain GRPO gives the advantage); ``advantage`` of the row, NaN where
-    it has no policy gradient; ``skill`` that the teacher read, else empty; ``in_policy``, ``in_distill``: whether the
-    row has a place in that term; ``chosen``: whether it was trained on (False: it is in neither, or ``train.max_rows``
-    left it out). Raises HarnessError where the file is broken.
+    (-dL/dl at the update's start in units in which GRPO gives the advantage, :mod:`harness.credit`); ``advantage`` of
+    the row, NaN where it has no policy gradient; ``skill`` that the teacher read, else empty; ``in_policy``,
+    ``in_distill``: whether the row has a place in that term; ``chosen``: whether it was trained on (False: it is in
+    neither, or ``train.max_rows`` left it out). Raises HarnessError where the file is broken.
     """
     return _frame(read_table(cell, "credit"), CREDIT_COLUMNS)
 

@@ -214,7 +214,7 @@ class Trainer:
         """What the tokens of the watched rows of a mini-batch are told to learn; ``scored`` is their log pi_T."""
         config, signal = self.config, self.method.signal
         weights = torch.cat(streams.policy if any(w.any() for w in streams.policy) else streams.distill)
-        unit = float(weights.sum() / (weights > 0).sum().clamp(min=1))
+        mean = weights.sum() / (weights > 0).sum().clamp(min=1)
         beta = beta_of(signal) if signal else None
         found = {}
         for i in (i for i, row in enumerate(rows) if row.watched):
@@ -226,7 +226,7 @@ class Trainer:
                 old if teacher is None else teacher,
                 streams.policy[i],
                 streams.distill[i],
-                unit,
+                torch.where(streams.policy[i] > 0, streams.policy[i], mean),
                 signal,
                 config.clip,
                 config.dual_clip,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ MOST_CHARACTERS = 300_000
 TOKEN_CHARACTERS = 40
 """What the numbers of one token take, about."""
 
-Key = tuple[str, int, str, int, int]
-"""An episode of a cell: phase, update, task, attempt, and place among those of one update that agree in all of it."""
+Key = tuple[str, int, str, int]
+"""An episode of a cell: phase, update, task, attempt."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ def read_told(cell: Cell) -> Told:
 def write_episode_pages(cell: Cell, run: Path) -> str | None:
     """Write a cell's episode page and its data; returns the page's path within the run, None without episodes.
 
-    ``#train/12/TASK/0`` behind its address opens the first attempt at a task of update 12 (``/1`` more, where an
-    update played the task twice); ``#?phase=eval&update=20&outcome=failure`` lists the episodes that are so.
+    ``#train/12/TASK/0`` behind its address opens the first attempt at a task of update 12;
+    ``#?phase=eval&update=20&outcome=failure`` lists the episodes that are so.
     """
     told = read_told(cell)
     if told.episodes.empty:
@@ -102,7 +102,6 @@ def episode_index(told: Told) -> Record:
         **{name: coded(frame[name]) for name in ("phase", "task", "kind", "stop_reason")},
         "outcome": coded(outcome),
         **{name: [number(v) for v in frame[name]] for name in ("update", "attempt", "steps", "reward", "score")},
-        "place": [key[-1] for key in keys],
         "shift": [shifts.get(key) for key in keys],
         "credit": [int(key in detailed) for key in keys],
         "skill": [written.get(key) for key in keys],
@@ -122,11 +121,9 @@ def skill_phase(skills: pd.DataFrame) -> pd.Series[str]:
     return pd.Series(["stage1" if update < 0 else "train" for update in skills["update"]], index=skills.index)
 
 
-def episode_keys(frame: pd.DataFrame, part: Sequence[str] = ()) -> list[Key]:
-    """The episode of each row; rows come in the order of play, and ``part`` tells those of one episode apart."""
-    names = ["phase", "update", "task", "attempt"]
-    place = frame.groupby([*names, *part]).cumcount()
-    return list(zip(*(frame[name].tolist() for name in names), place.tolist(), strict=True))
+def episode_keys(frame: pd.DataFrame) -> list[Key]:
+    """The episode that each row is about."""
+    return list(zip(*(frame[name].tolist() for name in ("phase", "update", "task", "attempt")), strict=True))
 
 
 def coded(texts: pd.Series[Any]) -> Record:
@@ -234,7 +231,7 @@ def _shift_of(credit: pd.DataFrame) -> list[np.ndarray[Any, np.dtype[np.float64]
 
 
 def _credit_keys(credit: pd.DataFrame) -> list[Key]:
-    return episode_keys(credit.assign(phase="train"), ["step"])
+    return episode_keys(credit.assign(phase="train"))
 
 
 def _shifts(credit: pd.DataFrame) -> dict[Key, float | int | None]:

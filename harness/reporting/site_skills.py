@@ -10,7 +10,7 @@ import pandas as pd
 from harness.contracts import HarnessError
 from harness.reporting.frames import Cell, skills_of
 from harness.reporting.site import write_data, write_page
-from harness.reporting.site_episodes import MOST_CHARACTERS, coded, episode_keys, number, skill_phase
+from harness.reporting.site_episodes import MOST_CHARACTERS, coded, number, skill_phase
 from harness.store import Record, read_json
 
 AUDIT = "audit.json"
@@ -66,7 +66,7 @@ def skill_index(skills: pd.DataFrame) -> Record:
     """All skills in the order of the journal, one list per property; texts as in ``episode_index``.
 
     ``words`` counts a text's words; ``copies`` the usable skills with the very same text, ``first`` whether it is the
-    first of them. ``place`` tells episodes of one update apart that agree in task and attempt.
+    first of them.
     """
     usable = skills["usable"].astype(bool)
     copies = skills[usable].groupby("text")["text"].transform("size").reindex(skills.index, fill_value=0)
@@ -74,7 +74,6 @@ def skill_index(skills: pd.DataFrame) -> Record:
         **{name: coded(skills[name]) for name in ("text", "summary", "author", "task")},
         **{name: [number(v) for v in skills[name]] for name in ("update", "attempt")},
         "phase": coded(skill_phase(skills)),
-        "place": [key[-1] for key in episode_keys(skills.assign(phase=skill_phase(skills)))],
         **{name: skills[name].astype(int).tolist() for name in ("success", "usable")},
         "words": [len(text.split()) for text in skills["text"]],
         "copies": copies.tolist(),

@@ -269,6 +269,8 @@ def test_credit_tells_what_each_token_was_told_to_learn(rows: list[Row]) -> None
     for i, credit in grpo.items():
         assert (credit.teacher, credit.gate) == (None, None)
         assert credit.pull == pytest.approx([rows[i].advantage] * len(rows[i].response), rel=1e-5)
+    by_episode = Update(watched, config=CONFIG.model_copy(update={"normalise": "episode"})).credit
+    assert {i: credit.pull for i, credit in by_episode.items()} == {i: pytest.approx(c.pull) for i, c in grpo.items()}
 
     method = SEED.model_copy(update={"signal": LOUD})
     seed = Update(watched, method)

@@ -18,7 +18,7 @@ harness.credit = (() => {
       at: (step) => step.in_policy ? step.advantage : null,
     },
     pull: {
-      name: "Advantage after", symbol: "A′", meaning: "−dL/dl of policy gradient and distillation together; without distillation it is A times the row's weight in the mean",
+      name: "Advantage after", symbol: "A′", meaning: "−dL/dl of policy gradient and distillation together, in units in which the policy gradient alone gives A",
       at: (step, i) => step.pull ? step.pull[i] : null,
     },
   };

@@ -9,7 +9,7 @@
   const index = await load(list.dataset.name);
   const { update, attempt } = index;
   const [phase, task, kind, outcome, ending] = ["phase", "task", "kind", "outcome", "stop_reason"].map((name) => coded(index[name]));
-  const parts = (row) => [phase(row), update[row], task(row), attempt[row], ...(index.place[row] ? [index.place[row]] : [])];
+  const parts = (row) => [phase(row), update[row], task(row), attempt[row]];
   const address = (row) => `#${parts(row).map(encodeURIComponent).join("/")}`;
   const rowOf = new Map(update.map((_, row) => [parts(row).join("\n"), row]));
 

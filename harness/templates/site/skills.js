@@ -10,7 +10,7 @@
   const usable = (row) => index.usable[row] ? "yes" : "no";
 
   function episode(row) {
-    const parts = [phase(row), update[row], task(row), attempt[row], ...(index.place[row] ? [index.place[row]] : [])];
+    const parts = [phase(row), update[row], task(row), attempt[row]];
     return `${list.dataset.episodes}#${parts.map(encodeURIComponent).join("/")}`;
   }
 

@@ -153,13 +153,6 @@ def test_credit_reaches_its_episode() -> None:
     assert [chunk["texts"][code] for code in chunk["episodes"][1]["read"]] == ["Go."]
 
 
-def test_a_task_that_an_update_plays_twice_is_two_episodes() -> None:
-    again = [row(0), row(0, step=1), row(0, teacher=[-0.5, 0.0]), row(0, step=1)]
-    index = episode_index(told([episode(0), episode(0), episode(1)], again))
-    assert index["place"] == [0, 1, 0]
-    assert index["shift"] == [-1.5, 0.25, None]
-
-
 def test_colours_end_at_round_numbers() -> None:
     found = scales(told([], [row(n) for n in range(4)]).credit)
     assert found == {"shift": [-1, 0, 1], "gate": [0, 0.5, 1], "advantage": [-2, 0, 2], "pull": [-2, 0, 2]}
