@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -26,7 +25,7 @@ from markupsafe import Markup
 
 from harness.reporting.frames import card_rows
 from harness.reporting.statistics import Estimate
-from harness.reporting.tables import Table, Value
+from harness.reporting.tables import Value
 from harness.store import writing
 
 FOLDER = "report"
@@ -95,26 +94,6 @@ def protocol_id(setting: str) -> str:
     return f"protocol-{re.sub(r'[^A-Za-z0-9]+', '-', setting).strip('-').lower()}"
 
 
-def without_repeats(table: Table) -> Table:
-    """The table without columns named score that repeat the success before them in the same group."""
-    kept: list[int] = []
-    success: dict[str, int] = {}
-    for index, column in enumerate(table.columns):
-        if column.name == "success":
-            success[column.group] = index
-        same = column.name == "score" and column.group in success
-        if not same or any(_number(row[index]) != _number(row[success[column.group]]) for row in table.rows):
-            kept.append(index)
-    columns = tuple(table.columns[index] for index in kept)
-    return replace(table, columns=columns, rows=tuple(tuple(row[i] for i in kept) for row in table.rows))
-
-
-def _number(value: Any) -> Any:
-    """What a value of a table says to three digits after the point of a percentage; text and nothing as they are."""
-    value = getattr(value, "value", value)
-    return round(value, 5) if isinstance(value, float) else value
-
-
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -129,7 +108,6 @@ def _environment() -> jinja2.Environment:
     environment.filters["breakable"] = breakable
     environment.filters["card_rows"] = card_rows
     environment.filters["protocol_id"] = protocol_id
-    environment.filters["without_repeats"] = without_repeats
     return environment
 
 

@@ -18,7 +18,6 @@ from harness.config import CellConfig, EnvConfig, TrainConfig
 from harness.contracts import HarnessError, Ledger
 from harness.reporting import comparison_tables, figures, frames
 from harness.reporting.report import comparison_text, read, write_report
-from harness.reporting.site import without_repeats
 from harness.reporting.statistics import Estimate
 from harness.reporting.tables import Column, Table, latex, markdown, rich_table, to_csv
 
@@ -344,22 +343,6 @@ def test_published_numbers_stand_beside_the_measured(tmp_path: Path) -> None:
     page = write_report(tmp_path / "run", published).read_text()
     assert 'id="table-published"' in page
     assert "not comparable" in (tmp_path / "run/tables/published.md").read_text()
-
-
-def test_a_score_that_repeats_success_is_not_shown() -> None:
-    columns = (
-        [Column("success", "percent", group=env) for env in "ab"],
-        [Column("score", "percent", group=e) for e in "ab"],
-    )
-    both = tuple(column for pair in zip(*columns, strict=True) for column in pair)
-    rows = ((0.5, 0.5, Estimate(0.25, 0.1, 0.4), 0.3), (None, None, 0.0, 0.0))
-    shown = without_repeats(Table("t", "T", both, rows))
-    assert [(column.group, column.name) for column in shown.columns] == [
-        ("a", "success"),
-        ("b", "success"),
-        ("b", "score"),
-    ]
-    assert shown.rows[1] == (None, 0.0, 0.0)
 
 
 def test_figures_are_the_same_bytes_every_time(run: Path) -> None:
