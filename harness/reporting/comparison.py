@@ -57,8 +57,8 @@ def check_budget(name: str) -> str:
     return name
 
 
-REFERENCE = "grpo"
-"""The method others are compared with, if it was run."""
+REFERENCES = ("grpo", "seed")
+"""The method others are compared with: the first of these that was run beside another one."""
 UNTRAINED = "vanilla"
 """The untrained start, which trained methods are compared with too; ``base (POLICY)`` is its evaluation alone."""
 FAMILIES = (
@@ -173,13 +173,15 @@ class Comparison:
     @property
     def methods(self) -> list[str]:
         """Row order of the tables: by family; in it the untrained start, the reference or seed first."""
-        first = (UNTRAINED, REFERENCE, "seed")
+        first = (UNTRAINED, *REFERENCES)
         configs = {method: arm.config for (_, method), arm in self.arms.items()}
         return sorted(configs, key=lambda m: (family(m, configs[m]), m.rstrip(STAR) not in first, m))
 
     @property
     def reference(self) -> str | None:
-        return REFERENCE if any(method == REFERENCE for _, method in self.arms) else None
+        """What the other methods are compared with; None where neither GRPO nor SEED stands beside another training."""
+        trained = {arm.method for arm in self.arms.values() if arm.trained}
+        return next((name for name in REFERENCES if name in trained and len(trained) > 1), None)
 
     def arms_of(self, setting: Setting, trained_only: bool = False) -> list[Arm]:
         """The arms of a setting in row order."""

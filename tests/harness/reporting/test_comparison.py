@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic_run import write_cell
+from synthetic_run import write_cell, write_run
 
 from baselines import grpo, opd_teacher, rloo, sdar, sft_teacher, skill_grpo, skill_prompt, vanilla
 from harness.config import CellConfig, EnvConfig, TrainConfig
@@ -105,6 +105,15 @@ def test_methods_are_compared_with_the_untrained_start_and_the_reference(whole: 
     assert verdicts["seed − vanilla"] == "higher"
     assert verdicts["rloo − grpo"] == "not resolved"
     assert "vanilla − grpo" not in verdicts
+
+
+def test_without_grpo_the_reference_is_seed_and_nothing_is_compared_with_itself(tmp_path: Path) -> None:
+    write_run(tmp_path / "ablation", methods=("opd-teacher", "seed"), tasks=8)
+    write_run(tmp_path / "alone", methods=("seed",), tasks=8)
+    write_run(tmp_path / "other", methods=("opd-teacher",), tasks=8)
+    found = [comparison(tmp_path / name).reference for name in ("ablation", "alone", "other")]
+    assert found == ["seed", None, None]
+    assert "opd-teacher − seed" in [row[1] for row in build.paired_table(comparison(tmp_path / "ablation")).rows]
 
 
 def test_with_one_seed_the_question_stays_open(tmp_path: Path) -> None:
