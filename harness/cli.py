@@ -18,44 +18,9 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from harness import __version__
+from harness import __version__, epilogs
 from harness.contracts import HarnessError
 from harness.registry import COMMANDS, load, registered
-
-EPILOG = """\
-a first session:
-  harness list envs                    what there is to play
-  harness play Sokoban-v1              play it yourself
-  harness eval --policy random --env Sokoban-v1
-  harness run quick --dry-run          the cells of a recipe
-  harness run quick                    run what is missing of it, write report and figures
-  harness run quick methods=[grpo] seeds=[0] train.updates=3 --out results/try
-
-Running a command again re-runs nothing that is finished. Exit codes: 0 done, 1 something failed, 2 bad input.
-"""
-
-RUN_EPILOG = """\
-overrides are key=value with dots, values are YAML:
-  harness run quick seeds=[0,1,2]                       more seeds; finished ones are kept
-  harness run quick envs=[EZPoints-v1] methods=[grpo]   one environment, one method
-  harness run quick train.updates=3                     in every cell, whatever environments say
-  harness run quick envs.Sokoban-v1.train.updates=3     in one environment's cells
-  harness run my_recipe.yaml --out results/mine --jobs 4
-
-A run that was interrupted, even by kill -9, continues from its checkpoints when it is started again.
-"""
-
-EVAL_EPILOG = """\
-examples:
-  harness eval --policy random --env Sokoban-v1
-  harness eval --policy tiny --env ALFWorld-v1 --env-option data=official --panel valid_seen
-  harness eval --policy results/quick/cells/HASH/policy --env EZPoints-v1 --temperature 0
-  harness eval --policy Qwen/Qwen2.5-VL-3B-Instruct --env Sokoban-v1 --panel-size 32
-  harness eval --policy api:my-model@http://localhost:8000/v1 --env ALFWorld-v1 --panel-size 32
-
-An endpoint's key is read from OPENAI_API_KEY. An interrupted evaluation plays on where it stopped. Batch size, workers
-and concurrency change the speed, never the score.
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="harness",
         description="Fair, repeatable benchmarking of LLM/VLM agents trained with reinforcement learning.",
-        epilog=EPILOG,
+        epilog=epilogs.TOP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"harness {__version__}")
@@ -100,19 +65,19 @@ def parser() -> argparse.ArgumentParser:
     listing.add_argument("env", nargs="?", help="panels: environment whose panels are built, counted and hashed")
     _env_options(listing)
 
-    check = command("check", _check, "Test an environment against the contract.", CHECK_EPILOG)
+    check = command("check", _check, "Test an environment against the contract.", epilogs.CHECK)
     check.add_argument("env", help="registered id or package.module:Class")
     check.add_argument("--tasks", type=_count, default=32, metavar="N", help="evaluation tasks to play (default 32)")
     _env_options(check)
 
-    run = command("run", _run, "Run a recipe: a grid of environments, methods and seeds.", RUN_EPILOG)
+    run = command("run", _run, "Run a recipe: a grid of environments, methods and seeds.", epilogs.RUN)
     run.add_argument("recipe", help="name (harness list recipes) or path of a YAML file")
     run.add_argument("overrides", nargs="*", metavar="key=value", help="settings that differ from the recipe's")
     run.add_argument("--out", type=Path, metavar="DIR", help="where cells and report go (default results/RECIPE)")
     run.add_argument("--jobs", type=_count, metavar="N", help="cells run at once (default: processor cores)")
     run.add_argument("--dry-run", action="store_true", help="check everything and print the cells, run nothing")
 
-    evaluate = command("eval", _eval, "Play a pinned panel with one policy and print its scores.", EVAL_EPILOG)
+    evaluate = command("eval", _eval, "Play a pinned panel with one policy and print its scores.", epilogs.EVAL)
     evaluate.add_argument(
         "--policy",
         required=True,
@@ -173,7 +138,7 @@ def parser() -> argparse.ArgumentParser:
     )
     build.add_argument("--out", type=Path, metavar="DIR", help="where to save it (default: inside the package)")
 
-    play = command("play", _play, "Play a task yourself and see what a policy sees.", PLAY_EPILOG)
+    play = command("play", _play, "Play a task yourself and see what a policy sees.", epilogs.PLAY)
     play.add_argument("env", metavar="ENV", help="registered id or package.module:Class")
     play.add_argument("--panel", default="eval", metavar="NAME", help="which panel (default eval)")
     play.add_argument("--task", type=_count, default=1, metavar="N", help="the panel's N-th task (default 1)")
@@ -183,7 +148,9 @@ def parser() -> argparse.ArgumentParser:
     )
     _env_options(play)
 
-    new = command("new-env", _new_env, "Write a package with an environment of your own to start from.", NEW_ENV_EPILOG)
+    new = command(
+        "new-env", _new_env, "Write a package with an environment of your own to start from.", epilogs.NEW_ENV
+    )
     new.add_argument("name", help="e.g. TrafficLights, registered as TrafficLights-v1")
     new.add_argument("--out", type=Path, metavar="DIR", help="directory to create (default: ./traffic-lights)")
     new.add_argument("--vision", action="store_true", help="observations are pictures")
@@ -192,32 +159,6 @@ def parser() -> argparse.ArgumentParser:
         arguments = load(point)
         arguments(command(name, None, (inspect.getdoc(arguments) or "").partition("\n")[0]))
     return top
-
-
-NEW_ENV_EPILOG = """\
-examples:
-  harness new-env TrafficLights
-  harness new-env TrafficLights --vision --out ~/work/lights
-
-The package has a little game, its tests, a recipe and a README whose commands work at once.
-"""
-
-PLAY_EPILOG = """\
-examples:
-  harness play Sokoban-v1
-  harness play ALFWorld-v1 --task 7 --style paper
-  harness play EZPoints-v1 --images files
-
-Shows the observation, or with --style the very prompt that a policy gets.
-"""
-
-CHECK_EPILOG = """\
-examples:
-  harness check Sokoban-v1
-  harness check my_package.my_env:MyEnv --env-option size=5
-
-Prints one line per rule; exit code 1 if one is broken.
-"""
 
 
 def _env_options(command: argparse.ArgumentParser) -> None:

@@ -17,7 +17,8 @@ examples:
   harness skills show general --env ALFWorld-v1
   harness skills export results/quick/cells/HASH --out mine.json
   harness skills audit results/quick/cells/HASH
-  harness run table2-tiny library=mine.json
+
+A run reads the library that its recipe names; library=mine.json gives it another.
 """
 
 EXPORT_EPILOG = """\

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from harness import cli
+from harness import audit, cli, epilogs, skill_commands, verify
 from harness.policy import load
 from harness.recipes import expand, load_recipe, packaged
 from harness.registry import ENVS, registered
+from harness.reporting import compare
 
 ROOT = Path(__file__).resolve().parents[1]
 SKIPPED = {".venv", ".git", ".pytest_cache", "build", "dist"}
@@ -82,7 +83,10 @@ def documented_commands() -> Iterator[tuple[str, tuple[str, ...]]]:
     """(where, arguments) of every command line in a block of a page, and of the examples in the command's own help."""
     texts = {name(page): page.read_text().replace("\\\n", " ") for page in PAGES}
     texts["--help"] = "\n".join(
-        (cli.EPILOG, cli.RUN_EPILOG, cli.EVAL_EPILOG, cli.CHECK_EPILOG, cli.PLAY_EPILOG, cli.NEW_ENV_EPILOG)
+        (
+            *(epilogs.TOP, epilogs.RUN, epilogs.EVAL, epilogs.CHECK, epilogs.PLAY, epilogs.NEW_ENV),
+            *(compare.EPILOG, audit.EPILOG, skill_commands.EPILOG, skill_commands.EXPORT_EPILOG, verify.EPILOG),
+        )
     )
     for where, text in texts.items():
         for line in re.findall(r"^\s*(?:\$ )?(?:[A-Z_]+=\S+ )?(harness [a-z][^`\n]*)$", text, re.MULTILINE):

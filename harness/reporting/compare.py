@@ -21,13 +21,7 @@ if TYPE_CHECKING:
     from harness.reporting.statistics import Estimate, Outcomes
     from harness.reporting.tables import Table
 
-LISTED = 10
-"""Tasks listed on which the two differ most."""
-
-
-def command(parser: argparse.ArgumentParser) -> None:
-    """Compare two results task by task, on one panel under one protocol."""
-    parser.epilog = """\
+EPILOG = """\
 examples:
   harness compare results/quick:grpo results/quick:seed --env Sokoban-v1
   harness compare results/eval/cells/HASH results/quick/cells/HASH
@@ -36,6 +30,14 @@ examples:
 A result is a cell's directory, or a run's directory with :ROW, the row of its table: all its seeds together. Exit code
 2 if the two cannot be compared; the message names the fields that differ.
 """
+
+LISTED = 10
+"""Tasks listed on which the two differ most."""
+
+
+def command(parser: argparse.ArgumentParser) -> None:
+    """Compare two results task by task, on one panel under one protocol."""
+    parser.epilog = EPILOG
     parser.add_argument("a", metavar="A", help="cell directory, or run directory:ROW")
     parser.add_argument("b", metavar="B", help="the other one")
     parser.add_argument("--env", metavar="ENV", help="environment, where a run has several")
