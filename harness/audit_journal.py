@@ -187,8 +187,7 @@ def drifts(audits: Sequence[UpdateAudit]) -> list[Drift]:
 def watched(cell: CellDir) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The detailed training episodes, and the credit of their steps, which names its episode by the same columns."""
     episodes, credit = training_episodes(cell), read_credit(cell)
-    detailed = episodes.get("detail", pd.Series(False, episodes.index)).astype(bool)  # older cells have no details
-    return episodes[detailed & (episodes["phase"] == "train")], credit
+    return episodes[episodes["detail"].astype(bool) & (episodes["phase"] == "train")], credit
 
 
 def episode_shifts(cell: CellDir) -> pd.DataFrame:

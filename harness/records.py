@@ -49,8 +49,8 @@ CREDIT_COLUMNS = (
     "in_distill",
     "chosen",
 )
-EPISODE_COLUMNS = ("phase", "update", "task", "attempt", "success", "task_text", "trace")
-"""Columns that readers may count on even where no episode was kept; a cell's own table has more."""
+EPISODE_COLUMNS = ("phase", "update", "task", "kind", "attempt", "success", "skills", "detail", "task_text", "trace")
+"""Columns of the recorded episodes that readers rely on; there are more."""
 
 
 def trace(episode: Episode, pictures: Path | None) -> str:
@@ -144,18 +144,24 @@ def read_credit(cell: CellDir) -> pd.DataFrame:
     ``in_distill``: whether the row has a place in that term; ``chosen``: whether it was trained on (False: it is in
     neither, or ``train.max_rows`` left it out). Raises HarnessError where the file is broken.
     """
-    return _frame(read_table(cell, "credit"), CREDIT_COLUMNS)
+    return _frame(cell, "credit", CREDIT_COLUMNS)
 
 
 def read_episodes(cell: CellDir) -> pd.DataFrame:
     """The recorded episodes of a finished cell; empty where none were kept. Raises HarnessError for a broken file."""
-    return _frame(read_table(cell, "episodes"), EPISODE_COLUMNS)
+    return _frame(cell, "episodes", EPISODE_COLUMNS)
 
 
-def _frame(table: Any, columns: Sequence[str]) -> pd.DataFrame:
+def _frame(cell: CellDir, name: str, columns: Sequence[str]) -> pd.DataFrame:
+    """A parquet file as a frame that has these columns, with or without rows."""
     import pandas  # loaded by readers only: a running cell has no use for it
 
-    frame: pd.DataFrame = pandas.DataFrame(columns=list(columns)) if table is None else table.to_pandas()
+    table = read_table(cell, name)
+    if table is None:
+        return pandas.DataFrame(columns=list(columns))
+    if missing := [column for column in columns if column not in table.column_names]:
+        raise HarnessError(f"{cell.path / name}.parquet has no column {missing[0]!r}")
+    frame: pd.DataFrame = table.to_pandas()
     return frame
 
 

@@ -132,7 +132,7 @@ def _read(cell: CellDir, config: CellConfig, name: str, choice: Choice) -> tuple
 def _kinds(cell: CellDir) -> dict[str, str]:
     """Task id -> kind, from the cell's episodes."""
     episodes = read_episodes(cell)
-    return dict(zip(episodes["task"], episodes["kind"], strict=True)) if len(episodes) else {}
+    return dict(zip(episodes["task"], episodes["kind"], strict=True))
 
 
 def _take(found: Iterable[Written], choice: Choice) -> list[Taken]:

@@ -129,7 +129,7 @@ def evaluations_of(found: Sequence[Cell]) -> pd.DataFrame:
         for number, record in enumerate(_records(cell.store, "evals.jsonl"), start=1):
             try:
                 spent = {f"ledger/{name}": value for name, value in record["ledger"].items()}
-                skills = record.get("skills", "plain")  # older cells knew no other prompts
+                skills = record["skills"]
                 row = cell.method + STAR * (skills == "library")
                 shared = {**cell.key, "method": row, "skills": skills, "update": record["update"], **spent}
                 rows += [

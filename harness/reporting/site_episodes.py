@@ -48,9 +48,8 @@ def read_told(cell: Cell) -> Told:
     Evaluations with skills in the prompt get the phase ``eval*``: they play the tasks of the others again.
     """
     episodes = read_episodes(cell.store)
-    if "skills" in episodes:
-        again = (episodes["phase"] == "eval") & (episodes["skills"] == "library")
-        episodes = episodes.assign(phase=episodes["phase"].mask(again, "eval*"))
+    again = (episodes["phase"] == "eval") & (episodes["skills"] == "library")
+    episodes = episodes.assign(phase=episodes["phase"].mask(again, "eval*"))
     return Told(episodes, read_credit(cell.store), skills_of([cell]))
 
 

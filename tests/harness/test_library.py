@@ -14,6 +14,7 @@ from harness.config import CellConfig, EnvConfig
 from harness.contracts import HarnessError, Task
 from harness.library import fingerprint_of, load_library, packaged
 from harness.methods import SEED
+from harness.records import EPISODE_COLUMNS
 from harness.registry import make_env
 from harness.skill_commands import command
 from harness.skill_export import Choice, export, read_updates, spell
@@ -144,8 +145,9 @@ def toy_cell(place: Path, *skills: tuple[int, str, int, bool, str], env: str = "
         record = {"text": text, "author": "policy" if update >= 0 else "scripted", "update": update, "task": name}
         cell.append("skills.jsonl", record | {"attempt": attempt, "success": success, "usable": bool(text)})
     tasks = sorted({skill[1] for skill in skills})
-    kinds = ["heat" if name.startswith("h") else "cool" for name in tasks]
-    pyarrow.parquet.write_table(pyarrow.table({"task": tasks, "kind": kinds}), place / "episodes.parquet")
+    columns = {name: [""] * len(tasks) for name in EPISODE_COLUMNS}
+    columns |= {"task": tasks, "kind": ["heat" if name.startswith("h") else "cool" for name in tasks]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), place / "episodes.parquet")
     return place
 
 

@@ -111,6 +111,9 @@ def test_no_credit_is_an_empty_frame_and_a_broken_one_is_named(tmp_path: Path) -
     cell = CellDir(tmp_path)
     assert read_credit(cell).empty
     assert set(read_credit(cell)) == set(CREDIT_COLUMNS)
+    pyarrow.parquet.write_table(pyarrow.table({"update": [1]}), tmp_path / "credit.parquet")
+    with pytest.raises(HarnessError, match=r"credit\.parquet has no column 'task'"):
+        read_credit(cell)
     (tmp_path / "credit.parquet").write_bytes(b"PAR1")
     with pytest.raises(HarnessError, match=r"cannot read .*credit\.parquet"):
         read_credit(cell)

@@ -85,10 +85,11 @@ def test_plain_and_starred_rows_hold_the_evaluations_of_their_own_context(whole:
     assert plain.final != starred.final
 
 
-def test_evaluations_without_a_context_are_plain(tmp_path: Path) -> None:
+def test_an_evaluation_that_does_not_say_what_its_prompts_held_is_refused(tmp_path: Path) -> None:
     path = write_cell(tmp_path, cell(grpo.METHOD), CURVE) / "evals.jsonl"
     path.write_text(path.read_text().replace('"skills": "plain", ', ""))
-    assert comparison(tmp_path).methods == ["grpo"]
+    with pytest.raises(HarnessError, match=r"evals\.jsonl, line 1: no 'skills' in it"):
+        comparison(tmp_path)
 
 
 def test_every_average_names_its_kind(whole: Comparison) -> None:
