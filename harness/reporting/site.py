@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -61,6 +61,20 @@ def write_data(run: Path, name: str, value: Any) -> None:
     if not re.fullmatch(r"[A-Za-z0-9.-]+", name):
         raise ValueError(f"data name {name!r}: only letters, digits, dots and dashes")
     _write(run / FOLDER / "data" / f"{name}.js", f"harness.receive({script_json(name)}, {script_json(value)});\n")
+
+
+def write_chunks(run: Path, name: str, index: dict[str, Any], chunks: Iterable[tuple[int, Any]]) -> None:
+    """Write a list that pages load in parts: ``name.0``, ``name.1``, ... and, under ``name``, what is read at once.
+
+    Args:
+        index: Its ``starts`` are added: the number of the first entry of each chunk.
+        chunks: (number of its first entry, data) of each.
+    """
+    starts = []
+    for order, (start, chunk) in enumerate(chunks):
+        starts.append(start)
+        write_data(run, f"{name}.{order}", chunk)
+    write_data(run, name, {**index, "starts": starts})
 
 
 def write_assets(run: Path) -> None:

@@ -19,7 +19,7 @@ import pandas as pd
 from harness.contracts import UNCOUNTED
 from harness.records import PICTURES, read_credit, read_episodes, read_trace
 from harness.reporting.frames import Cell, skills_of
-from harness.reporting.site import write_data, write_page
+from harness.reporting.site import write_chunks, write_page
 from harness.store import Record
 
 MOST_EPISODES = 50
@@ -63,11 +63,7 @@ def write_episode_pages(cell: Cell, run: Path) -> str | None:
     if told.episodes.empty:
         return None
     name, path = f"{cell.id}.episodes", f"report/episodes/{cell.id}.html"
-    starts = []
-    for order, (start, chunk) in enumerate(episode_chunks(told)):
-        starts.append(start)
-        write_data(run, f"{name}.{order}", chunk)
-    write_data(run, name, {**episode_index(told), "starts": starts})
+    write_chunks(run, name, episode_index(told), episode_chunks(told))
     write_page(
         run,
         path,

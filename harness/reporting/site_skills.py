@@ -9,7 +9,7 @@ import pandas as pd
 
 from harness.contracts import HarnessError
 from harness.reporting.frames import Cell, skills_of
-from harness.reporting.site import write_data, write_page
+from harness.reporting.site import write_chunks, write_page
 from harness.reporting.site_episodes import MOST_CHARACTERS, coded, number, skill_phase
 from harness.store import Record, read_json
 
@@ -30,11 +30,7 @@ def write_skill_page(cell: Cell, run: Path) -> str | None:
     if skills.empty:
         return None
     name, path = f"{cell.id}.skills", f"report/skills/{cell.id}.html"
-    starts = []
-    for order, (start, answers) in enumerate(answer_chunks(skills)):
-        starts.append(start)
-        write_data(run, f"{name}.{order}", answers)
-    write_data(run, name, {**skill_index(skills), "starts": starts})
+    write_chunks(run, name, skill_index(skills), answer_chunks(skills))
     write_page(
         run,
         path,
