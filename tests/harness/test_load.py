@@ -10,31 +10,12 @@ from toy_policies import (
     SAMPLED,
     requests_for,
     rows_of,
-    sharpen,
-    toy_text_policy,
-    toy_tokenizer,
 )
 
 from harness.contracts import HarnessError, Prompt
 from harness.policy.base import Request
 from harness.policy.load import check_policy_spec, load_local, load_policy
 from harness.policy.tiny import new_tiny
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return toy_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def tiny(tokenizer):
-    return sharpen(new_tiny(tokenizer, seed=0))
-
-
-@pytest.fixture(scope="module")
-def text_only(tokenizer):
-    return toy_text_policy(tokenizer)
-
 
 # --------------------------------------------------------------------------------------------------------- files
 

@@ -11,9 +11,6 @@ from toy_policies import (
     picture,
     requests_for,
     rows_of,
-    sharpen,
-    toy_text_policy,
-    toy_tokenizer,
 )
 
 from harness.contracts import HarnessError, Prompt
@@ -22,21 +19,6 @@ from harness.policy.base import Request, Sampling
 from harness.policy.encode import Role
 from harness.policy.local import LocalPolicy
 from harness.policy.tiny import END, IMAGE, new_tiny, tiny_config
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return toy_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def tiny(tokenizer):
-    return sharpen(new_tiny(tokenizer, seed=0))
-
-
-@pytest.fixture(scope="module")
-def text_only(tokenizer):
-    return toy_text_policy(tokenizer)
 
 
 @pytest.fixture(params=["tiny", "text_only"])
