@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from harness.contracts import IMAGE_PLACEHOLDER, HarnessError, Task, digest, unknown
+from harness.contracts import IMAGE_PLACEHOLDER, HarnessError, Task, digest
 from harness.methods import Frozen
+from harness.registry import find_file, packaged_files
 from harness.validation import validate
 
 Place = tuple[str, str | None, str | None]
@@ -175,8 +175,7 @@ def normalised(text: str) -> str:
 
 def packaged() -> dict[str, Path]:
     """The libraries that come with the harness, by name."""
-    folder = Path(str(files("harness"))) / "libraries"
-    return {path.stem: path for path in sorted(folder.glob("*.json"))}
+    return packaged_files("libraries", ".json")
 
 
 def load_library(spec: str) -> Library:
@@ -184,10 +183,7 @@ def load_library(spec: str) -> Library:
 
     Raises HarnessError, one line with file and entry, for anything that does not fit.
     """
-    known = packaged()
-    path = known.get(spec, Path(spec))
-    if not path.is_file():
-        raise HarnessError(f"no such skill library: {spec}") if path.suffix else unknown("skill library", spec, known)
+    path = find_file("skill library", spec, packaged())
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         json.dumps(data, ensure_ascii=False).encode()  # JSON can spell half a surrogate pair, a prompt cannot hold it

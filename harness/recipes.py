@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from harness.config import (
 from harness.contracts import AgentEnv, HarnessError, unknown
 from harness.library import fingerprint_of, load_library
 from harness.methods import Method, get_method
-from harness.registry import METHODS, env_class, make_env, registered
+from harness.registry import METHODS, env_class, find_file, make_env, packaged_files, registered
 from harness.validation import validate
 
 SECTIONS = ("train", "stage1", "imitation", "analysis", "eval")
@@ -49,8 +48,7 @@ VARIANT = ("of", "summary", *AXES, *SECTIONS)
 
 def packaged() -> dict[str, Path]:
     """The recipes that come with the harness, by name."""
-    folder = Path(str(files("harness"))) / "recipes"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return packaged_files("recipes", ".yaml")
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -58,10 +56,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
     Raises HarnessError, one line with file, setting and nearest valid value, for anything that does not fit.
     """
-    known = packaged()
-    path = known.get(name, Path(name))
-    if not path.is_file():
-        raise HarnessError(f"no such recipe file: {name}") if path.suffix else unknown("recipe", name, known)
+    path = find_file("recipe", name, packaged())
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

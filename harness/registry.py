@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from harness.contracts import AgentEnv, HarnessError, unknown
@@ -65,3 +67,17 @@ def load(point: EntryPoint) -> Any:
         return point.load()
     except (ImportError, AttributeError) as error:
         raise HarnessError(f"cannot load {point.name!r} from {point.value!r}: {error}") from error
+
+
+def packaged_files(folder: str, ending: str) -> dict[str, Path]:
+    """The files of a folder of the package, by name without ending."""
+    found = Path(str(files("harness"))) / folder
+    return {path.stem: path for path in sorted(found.glob(f"*{ending}"))}
+
+
+def find_file(what: str, name: str, known: Mapping[str, Path]) -> Path:
+    """The file that a packaged name or a path means; HarnessError with the nearest name if there is none."""
+    path = known.get(name, Path(name))
+    if not path.is_file():
+        raise HarnessError(f"no such {what} file: {name}") if path.suffix else unknown(what, name, known)
+    return path

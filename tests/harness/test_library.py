@@ -79,7 +79,7 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(
 def test_a_library_that_is_not_there_or_no_json(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match="unknown skill library 'genral'; did you mean 'general'"):
         load_library("genral")
-    with pytest.raises(HarnessError, match=r"no such skill library: nowhere\.json"):
+    with pytest.raises(HarnessError, match=r"no such skill library file: nowhere\.json"):
         load_library("nowhere.json")
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(HarnessError, match=r"broken\.json is not a JSON file"):
