@@ -206,6 +206,18 @@ def test_methods_differ_from_grpo_where_they_say_so(rows: list[Row], other: Loca
     assert distance(Update(rows, method, teacher=other).gradients, Update(rows).gradients) > 1e-3
 
 
+def test_a_constant_gate_is_half_of_learning_the_own_answers_by_heart(rows: list[Row]) -> None:
+    """GRPO+OPSD: whatever the skill says, its term pulls every distilled token alike."""
+    told = [replace(row, advantage=None) for row in rows if row.teacher_prompt is not None]
+    method = vary(get_method("grpo-opsd"), {"signal": {"coefficient": 1.0}}, "")
+    policy = toy_policy()
+    (-policy.score([(row.prompt, row.response) for row in told]).logprobs.mean() / 2).backward()
+    halved = {name: weight.grad for name, weight in policy.model.named_parameters() if weight.grad is not None}
+    found = Update(told, method).gradients
+    assert distance({name: found[name] for name in halved}, halved) < CLOSE
+    assert distance(found, Update(told, vary(method, {"signal": {"beta": 5.0}}, "")).gradients) > 1e-3
+
+
 def test_rlsd_fades_into_grpo(rows: list[Row]) -> None:
     rlsd, grpo = get_method("rlsd"), Update(rows)
     assert isinstance(rlsd.signal, Reweighting)

@@ -9,11 +9,13 @@ from typing import Any
 
 import pyarrow.parquet
 import pytest
-from toy_cells import LIBRARY_SKILL, run_in_child, run_toy, toy_config, toy_policy
+from toy_cells import LIBRARY_SKILL, run_in_child, run_toy, toy_config, toy_library, toy_policy
+from toy_envs import Doors
 
 from harness.contracts import HarnessError
 from harness.methods import SEED, Advantage, Method, get_method
 from harness.recipes import vary
+from harness.seed import oracle_skill
 from harness.store import CellDir
 
 WEIGHTS = "policy/model.safetensors"
@@ -197,6 +199,27 @@ def test_whose_skills_are_read(
         assert not any(skill["success"] for skill in skills)
     told = {text for text in pyarrow.parquet.read_table(cell.path / "credit.parquet")["skill"].to_pylist() if text}
     assert bool(told) is not same
+
+
+def test_seed_is_sdar_where_the_library_holds_the_skill_that_would_be_written(
+    policy: Path, grpo: CellDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The analyst writes of every episode what the environment knows of its task; so does the library, task by task."""
+    monkeypatch.setattr(Doors, "annotate", lambda env, episode: ("", oracle_skill(Doors(), episode.task)))
+    loud = {"signal": {"coefficient": 1.0}}
+    written = toy_config(policy, vary(without_start(analyzer="external"), loud, ""))
+    assert written.analysis is not None
+    written = written.model_copy(update={"analysis": written.analysis.model_copy(update={"annotator": "scripted"})})
+    known = toy_config(policy, vary(without_start(context="oracle_skill"), loud, ""))
+    library = tmp_path / "library.json"
+    toy_library(library, {task.id: oracle_skill(Doors(), task) for task in Doors().panel("train", 3)})
+    sdar = toy_config(policy, vary(get_method("sdar"), loud, "")).model_copy(update={"library": str(library)})
+    cells = [run_toy(config, tmp_path / name) for name, config in (("a", written), ("b", known), ("c", sdar))]
+    weights = {(cell.path / WEIGHTS).read_bytes() for cell in cells}
+    assert len(weights) == 1
+    assert (grpo.path / WEIGHTS).read_bytes() not in weights
+    read = [pyarrow.parquet.read_table(cell.path / "credit.parquet")["teacher"].to_pylist() for cell in cells]
+    assert read[0] == read[1] == read[2]
 
 
 def test_rlsd_without_its_scale_is_grpo_to_the_last_bit(policy: Path, grpo: CellDir, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,11 @@ def toy_policy(seed: int = 0, vocabulary: int = 340) -> LocalPolicy:
 LIBRARY_SKILL = "Open the right door."
 
 
-def toy_library(place: Path) -> Path:
-    """A skill library about the toy environment."""
-    skills = [{"env": "toy_envs:Doors", "text": LIBRARY_SKILL}]
+def toy_library(place: Path, of_tasks: Mapping[str, str] | None = None) -> Path:
+    """A skill library about the toy environment: one skill for all of it, or one for each of some tasks."""
+    skills: list[dict[str, str]] = [{"env": "toy_envs:Doors", "text": LIBRARY_SKILL}]
+    if of_tasks is not None:
+        skills = [{"env": "toy_envs:Doors", "task": task, "text": text} for task, text in of_tasks.items()]
     library = {"format": "skill-library-1", "name": "toy", "provenance": {"author": "test"}, "skills": skills}
     place.write_text(json.dumps(library))
     return place
