@@ -112,27 +112,29 @@ def test_only_a_reached_goal_is_success(
 # ----------------------------------------------------------------------------------------------------- prompts
 
 
-def test_over_long_prompts_lose_their_oldest_history_only() -> None:
+@pytest.mark.parametrize("skill", ["", "ADVICE about doors"])
+def test_over_long_prompts_lose_their_oldest_history_only(skill: str) -> None:
     history = tuple(Turn(n, f"seen{n}", f"did{n}") for n in (1, 2, 3))
     view = View("TASK", 4, history, "OBSERVED", (np.zeros((28, 28, 3), np.uint8),), ())
     policy = Always("")
-    full, dropped = fit_prompt(ENV, policy, view, 99)
+    full, dropped = fit_prompt(ENV, policy, view, 99, skill)
     assert full is not None
     assert dropped == 0
     size = policy.prompt_tokens(full)
     texts = {}
     for limit in range(size + 1):
-        prompt, dropped = fit_prompt(ENV, policy, view, limit)
+        prompt, dropped = fit_prompt(ENV, policy, view, limit, skill)
         if prompt is None:
             continue
         assert policy.prompt_tokens(prompt) <= limit
         assert "TASK" in prompt.text
         assert "OBSERVED" in prompt.text
+        assert skill in prompt.text
         assert len(prompt.images) == 1
         assert [f"did{n}" in prompt.text for n in (1, 2, 3)] == [n > dropped for n in (1, 2, 3)]
         texts[dropped] = limit
     assert set(texts) == {0, 1, 2, 3}
-    assert fit_prompt(ENV, policy, view, 2) == (None, 3)
+    assert fit_prompt(ENV, policy, view, 2, skill) == (None, 3)
 
 
 def test_dropped_turns_are_counted(pool: EnvPool) -> None:
