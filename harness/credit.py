@@ -37,7 +37,8 @@ def distillation(
 ) -> tuple[Tensor, objective.Stats]:
     """Loss of each sampled token before the signal's coefficient, ``[N]``, and statistics.
 
-    Raises ValueError for signals that are no term of their own (reweighting) or need whole distributions.
+    Reweighting, which scales advantages, has no loss of its own: zeros. A full vocabulary's divergence takes whole
+    distributions: ValueError.
     """
     match signal:
         case GatedNLL():
@@ -47,7 +48,9 @@ def distillation(
         case ReverseKL(vocabulary="sampled"):
             loss, statistics = objective.reverse_kl_sampled(logp, logp_old, logp_teacher, clip)
             return gated(signal, loss, logp, logp_teacher), statistics
-    raise ValueError(f"{signal.kind} has no loss on sampled tokens alone")
+        case Reweighting():
+            return torch.zeros_like(logp), {"gap": (logp_teacher - logp).detach()}
+    raise ValueError("a full vocabulary has no loss on sampled tokens alone")
 
 
 def gated(signal: ReverseKL, loss: Tensor, logp: Tensor, logp_teacher: Tensor) -> Tensor:
@@ -81,7 +84,7 @@ def pull(
     """
     logp = logp_old.clone().requires_grad_()
     loss = objective.average(objective.policy_gradient(logp, logp_old, advantage, clip, dual_clip)[0], policy)
-    if signal is not None and not full_vocabulary(signal) and not isinstance(signal, Reweighting):
+    if signal is not None and not full_vocabulary(signal):
         per_token, _ = distillation(signal, logp, logp_old, logp_teacher, clip)
         loss = loss + signal.coefficient * objective.average(per_token, distill)
     (gradient,) = torch.autograd.grad(loss, logp)

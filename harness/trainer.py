@@ -314,7 +314,7 @@ class Trainer:
             reference = torch.cat([streams.reference[i] for i in part])
             terms["loss/kl"] = objective.average(objective.kl_k3(logp, reference), every)
             loss = loss + config.kl * terms["loss/kl"]
-        if signal is not None and not isinstance(signal, Reweighting):
+        if signal is not None:
             terms["loss/distill"] = self._distill(rows, part, scores, old, streams, totals)
             loss = loss + signal.coefficient * terms["loss/distill"]
         for name, term in terms.items():
@@ -340,6 +340,8 @@ class Trainer:
             with torch.no_grad():
                 theirs = self._scorer(spec.weights).score(pairs, temperature=self.config.temperature, distribution=True)
             per_token = objective.reverse_kl_full(scores.require_distribution(), theirs.require_distribution())
+            gap = theirs.logprobs - scores.logprobs.detach()
+            _record(totals, {"skill/gap": gap, "skill/teacher_kl": per_token.detach()}, weight)
             return objective.average(gated(signal, per_token, scores.logprobs, theirs.logprobs), weight)
         if spec.weights == "current":
             teacher = torch.cat(score_rows(self.policy, pairs, self.config.temperature))

@@ -248,7 +248,7 @@ class Training:
         if self.silent == SILENT_UPDATES:
             text = (
                 f"no distillation token was active in updates {number - SILENT_UPDATES + 1} to {number}: "
-                f"{self.method.name} is training as plain policy gradient (see skill/parse_rate in metrics.jsonl)"
+                f"{self.method.name} is training without its teacher (see skill/parse_rate in metrics.jsonl)"
             )
             log.warning("%s: %s", self.session.config.title, text)
             self.session.warnings.append(text)

@@ -358,6 +358,14 @@ def test_micro_batches_order_and_duplicates_change_no_gradient(
     assert distance(whole, gradients([row for row in rows for _ in range(2)])) < CLOSE
 
 
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.teacher])
+def test_every_teacher_tells_how_far_it_is_from_the_policy(rows: list[Row], other: LocalPolicy, name: str) -> None:
+    statistics = Update(rows, METHODS[name], teacher=other).statistics
+    told = statistics.get("skill/gap", statistics.get("skill/teacher_kl"))
+    assert told is not None
+    assert abs(told) > 1e-3
+
+
 def test_rows_that_no_term_uses_change_nothing(rows: list[Row]) -> None:
     idle = [replace(row, advantage=None, teacher_prompt=None, logp_old=(float("nan"),) * 9) for row in rows]
     empty = replace(rows[0], response=(), logp_old=())
