@@ -7,6 +7,7 @@ apart; markers repeat the distinction in grey print.
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,6 +85,10 @@ DYNAMICS = {
     },
 }
 """Figures of the training dynamics: title of each metric; (%) marks shares."""
+
+
+LABEL = 18
+"""Characters of an axis label in one line: the width of a panel."""
 
 
 @contextmanager
@@ -167,7 +172,7 @@ def sample_efficiency(comparison: Comparison, budget: str) -> Figure:
                     axis.fill_between(x, low, high, color=look.colour, alpha=0.15 * min(1, CROWD / most), lw=0)
                 right = max(right, float(x[-1]))
             _baselines(axis, [arm for arm in comparison.arms_of(setting) if not arm.trained])
-            axis.set(ylim=(0, 1.02), xlim=(0, right * 1.03 or 1), xlabel=BUDGETS[budget].label)
+            axis.set(ylim=(0, 1.02), xlim=(0, right * 1.03 or 1), xlabel=textwrap.fill(BUDGETS[budget].label, LABEL))
             axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             axis.xaxis.set_major_formatter(EngFormatter(sep=""))
             axis.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))

@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,6 +18,7 @@ from synthetic_run import METHODS, card, write_cell, write_manifest, write_run
 from harness.config import CellConfig, EnvConfig, TrainConfig
 from harness.contracts import HarnessError, Ledger
 from harness.reporting import comparison_tables, figures, frames
+from harness.reporting.comparison import BUDGETS
 from harness.reporting.report import comparison_text, read, write_report
 from harness.reporting.statistics import Estimate
 from harness.reporting.tables import Column, Table, latex, markdown, rich_table, to_csv
@@ -349,6 +351,16 @@ def test_figures_are_the_same_bytes_every_time(run: Path) -> None:
     first, second = (figures.render(figures.final_success(read(run).comparison)) for _ in range(2))
     assert first == second
     ElementTree.fromstring(first["svg"])
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_labels_of_neighbouring_panels_do_not_touch(run: Path, budget: str) -> None:
+    figure = figures.sample_efficiency(read(run).comparison, budget)
+    assert figure is not None
+    figures.render(figure)
+    boxes = [axis.xaxis.label.get_window_extent() for axis in figure.axes]
+    assert len(boxes) == 3
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_every_method_has_a_look_of_its_own(run: Path) -> None:
