@@ -14,6 +14,9 @@ from harness.contracts import digest
 from harness.methods import Frozen, Method
 
 
+Precision = Literal["float32", "bfloat16"]
+
+
 class EnvConfig(Frozen):
     """An environment and the protocol under which it is played."""
 
@@ -23,6 +26,31 @@ class EnvConfig(Frozen):
     max_steps: int | None = Field(None, ge=1, description="step limit; default: the environment card's")
     max_prompt_tokens: int = Field(2048, ge=16, description="longer prompts drop their oldest history turns")
     max_response_tokens: int = Field(512, ge=1, description="longest answer, end token included")
+    max_env_errors: float = Field(
+        0.1, ge=0, le=1, description="share of crashed episodes above which the run stops and says why"
+    )
+
+
+class LoraConfig(Frozen):
+    """Low-rank adapters (arXiv 2106.09685): only they are trained; the reference is the model without them."""
+
+    rank: int = Field(16, ge=1, description="r")
+    alpha: float = Field(32.0, gt=0, description="the update is scaled by alpha / r")
+    targets: Literal["all-linear", "attention"] = Field("all-linear", description="which layers of the decoder adapt")
+
+
+class EngineConfig(Frozen):
+    """What samples the answers. Scoring always stays in the trainer."""
+
+    kind: Literal["local", "vllm"] = Field("local", description="the trained model itself, or a vLLM engine beside it")
+    gpu_memory: float = Field(0.4, gt=0, lt=1, description="vllm: share of the GPU's memory that it may take")
+    tensor_parallel: int = Field(1, ge=1, description="vllm: GPUs that one model is split over")
+    correction: Literal["truncated", "none"] = Field(
+        "truncated",
+        description="what is done about the gap between the sampler's log-probs and the trainer's: each token's policy "
+        "gradient weighted by min(pi_trainer / pi_sampler, cap), or nothing; the gap is told in either case",
+    )
+    cap: float = Field(2.0, ge=1, description="largest weight of the truncated correction")
 
 
 class TrainConfig(Frozen):
@@ -52,6 +80,10 @@ class TrainConfig(Frozen):
         "token", description="average the policy loss over tokens or episodes first"
     )
     gradient_checkpointing: bool = False
+    lora: LoraConfig | None = Field(None, description="train low-rank adapters instead of all weights (extra `lora`)")
+    max_skipped: int = Field(
+        5, ge=1, description="optimizer steps in a row without a finite gradient after which the run stops"
+    )
     checkpoint_every: int = Field(10, ge=1, description="updates between checkpoints; the last one is always written")
     detail: int = Field(
         1,
@@ -113,6 +145,8 @@ class CellConfig(Frozen):
         "tiny", description="tiny, random, oracle, a model directory, a hub id, api:MODEL@BASE_URL, ..."
     )
     policy_fingerprint: str = Field("", description="filled in by the runner: hash of the weights")
+    precision: Precision = Field("float32", description="type the model computes in; trained weights stay float32")
+    engine: EngineConfig = EngineConfig()
     method: Method | None = None
     teacher: str = Field("", description="external teacher, for methods that need one")
     teacher_fingerprint: str = ""
@@ -150,12 +184,22 @@ class EnvPlan(Frozen):
     )
 
 
+class Needs(Frozen):
+    """What one cell takes of a machine; decides where `--cluster` places it and changes no number."""
+
+    cpus: float = Field(1, gt=0)
+    gpus: float = Field(0, ge=0)
+
+
 class Recipe(Frozen):
     """A grid: environments x methods x seeds, under shared settings."""
 
     name: str
     summary: str = ""
     policy: str = "tiny"
+    precision: Precision = "float32"
+    engine: EngineConfig = EngineConfig()
+    needs: Needs = Needs()
     teacher: str = "tiny-teacher"
     library: str = Field("tiny", description="skill library: packaged name (harness skills list) or JSON file")
     methods: list[str]

@@ -203,6 +203,8 @@ def _method_cell(
         env=env,
         policy=recipe.policy,
         policy_fingerprint=fingerprint(recipe.policy),
+        precision=recipe.precision,
+        engine=recipe.engine,
         method=method,
         teacher=recipe.teacher if external else "",
         teacher_fingerprint=fingerprint(recipe.teacher) if external else "",
