@@ -35,5 +35,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable '.[alfworld,api,webshop,dev]'
+	$(PIP) --editable '.[alfworld,api,bench,cluster,lora,webshop,dev]'
 	touch $@ $(VENV)/.installed

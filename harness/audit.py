@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.contracts import HarnessError
+from harness.terminal import Terminal
 
 if TYPE_CHECKING:
     from harness.progress import Progress
@@ -56,9 +57,9 @@ def _run(options: argparse.Namespace) -> int:
         if value < 1:
             raise HarnessError(f"{name} must be at least 1, not {value}")
     cell, config = finished_cell(options.cell)
-    with Board({config.hash: config.title}, 0, Console(stderr=True)) as board:
+    with Board({config.hash: config.title}, 0, Terminal(stderr=True)) as board:
         found = audit(options.cell, options.episodes, options.tasks, lambda progress: board.show(config.hash, progress))
-    show(found, Console())
+    show(found, Terminal())
     print(f"audit: {cell.path / 'audit.json'}")
     return 0
 
@@ -81,8 +82,9 @@ def audit(path: Path, episodes: int, tasks: int, report: Callable[[Progress], No
     from harness.audit_policy import shuffle_test, usefulness
     from harness.cell import Session
     from harness.policy.load import load_local
-    from harness.preparation import START, local
+    from harness.preparation import local
     from harness.records import finished_cell
+    from harness.store import START
 
     cell, config = finished_cell(path)
     if config.method is None or config.train is None or not config.method.trains:

@@ -12,7 +12,7 @@ import pandas as pd
 from harness.contracts import AgentEnv, HarnessError, Panel, Task, mentions
 from harness.records import read_credit, read_episodes, read_trace
 from harness.reporting.statistics import Estimate, interval, ratio, seed_draws, wilson
-from harness.skills import audit_texts
+from harness.skill_measures import audit_texts
 from harness.store import CellDir
 
 EPISODE = ["update", "task", "attempt"]

@@ -8,16 +8,14 @@ continues from the episodes it has journaled. ``harness.training`` adds the trai
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from harness.config import CellConfig
+from harness.config import CellConfig, longest_sequence
 from harness.contracts import (
     UNCOUNTED,
     AgentEnv,
@@ -28,23 +26,28 @@ from harness.contracts import (
     ProtocolCard,
     Skill,
     Task,
-    Turn,
-    View,
-    digest,
 )
 from harness.library import Library, load_library
+from harness.outcomes import Result, result, share
 from harness.policy.api import USUAL, Calls
-from harness.policy.base import Policy, Sampling
+from harness.policy.base import Policy, Sampling, check_length
 from harness.policy.load import load_policy
 from harness.pool import EnvPool
 from harness.progress import Progress
+from harness.protocol import describe, protocol_card
 from harness.provenance import provenance
 from harness.records import PICTURES, trace
 from harness.registry import env_class, make_env
 from harness.rollout import Job, Rules, rollout
 from harness.store import CellDir, Record
+from harness.world import World, current_world, directory_of
 
-TRAIN, EVAL, STAGE1, SHUFFLE, IMITATION, REHEARSAL = range(6)
+if TYPE_CHECKING:
+    from harness.policy.engines import Engine
+
+log = logging.getLogger(__name__)
+
+TRAIN, EVAL, STAGE1, SHUFFLE, IMITATION, REHEARSAL, ADAPTERS, SECOND_ADAPTERS = range(8)
 """Phases, as they enter the keys of all randomness."""
 
 
@@ -60,8 +63,10 @@ def run_cell(
     Environment processes (``workers``) and how an endpoint is called (``calls``) change its speed, not its numbers.
     Raises HarnessError for anything the user can mend.
     """
+    world = current_world()
+    cell = directory_of(cell, world)
     with cell.lock():
-        if cell.finished:
+        if world.once(lambda: cell.finished):
             return
         cell.write_json("config.json", config.model_dump(mode="json"))
         session = Session.open(config, cell, report, workers, calls)
@@ -73,9 +78,9 @@ def run_cell(
             else:
                 session.evaluate_only()
                 session.finish()
+            world.wait()
         finally:
-            session.pool.close()
-            session.env.close()
+            session.close()
 
 
 @dataclass
@@ -90,6 +95,10 @@ class Session:
     policy: Policy
     panel: Panel
     library: Library | None = None
+    world: World = field(default_factory=World)
+    engine: Engine | None = None
+    """What samples in the policy's place, if anything does."""
+    calls: Calls = USUAL
     ledger: Ledger = field(default_factory=Ledger)
     success: float | None = None
     """Success rate of the latest evaluation."""
@@ -107,13 +116,43 @@ class Session:
         workers: int,
         calls: Calls = USUAL,
     ) -> Session:
+        world = current_world()
+        if config.engine.kind != "local":
+            from harness.policy.engines import check_engine
+
+            check_engine(config.engine.kind, world.size)
         options = env_options(config)
         env = make_env(config.env.id, options)
         panel = env.panel(config.eval.panel, config.eval.panel_size)
         library = load_library(config.library) if config.library else None
-        policy = load_policy(config.policy, env, calls=calls)
+        whole = config.train is not None and config.train.lora is None
+        policy = load_policy(config.policy, env, precision=config.precision, trained=whole, calls=calls)
+        check_length(policy, longest_sequence(config))
+        engine = _engine(config, policy)
         pool = EnvPool(config.env.id, options, workers=workers, want_expert=policy.needs_expert)
-        return cls(config, cell, report, env, pool, policy, panel, library)
+        return cls(config, cell, report, env, pool, policy, panel, library, world, engine, calls)
+
+    @property
+    def sampler(self) -> Policy:
+        """What answers prompts: the policy, or the engine that stands in for it."""
+        return self.engine or self.policy
+
+    def push_weights(self) -> None:
+        """Have the engine, if there is one, sample with the policy's weights as they are now."""
+        if self.engine:
+            self.engine.load_weights(self.engine.policy)
+
+    def rest(self) -> None:
+        """Have the engine, if there is one, free memory until weights are pushed again."""
+        if self.engine:
+            self.engine.rest()
+
+    def close(self) -> None:
+        """End the environments and the engine."""
+        self.pool.close()
+        self.env.close()
+        if self.engine:
+            self.engine.close()
 
     def rules(self, temperature: float) -> Rules:
         """The rules of an episode: the cell's where it states one, else the environment card's."""
@@ -123,12 +162,16 @@ class Session:
             max_steps=env.max_steps or self.env.card.max_steps,
             max_prompt_tokens=env.max_prompt_tokens,
             sampling=Sampling(temperature, env.max_response_tokens),
+            max_env_errors=env.max_env_errors,
         )
 
     def play(self, phase: str | None, jobs: Sequence[Job], temperature: float, batch: int) -> list[Episode]:
         """Play jobs under the cell's rules, with progress if the phase has a name."""
-        tell = self._teller(phase, 0, len(jobs)) if phase else None
-        return rollout(self.policy, self.env, self.pool, jobs, self.rules(temperature), batch, tell)
+        mine = self.world.mine(jobs)
+        tell = self._teller(phase, 0, len(mine)) if phase else None
+        return self.world.collect(
+            rollout(self.sampler, self.env, self.pool, mine, self.rules(temperature), batch, tell)
+        )
 
     def _teller(self, phase: str, before: int, total: int) -> Callable[[int, int], None]:
         """Reports the progress of a rollout: finished episodes, after ``before`` earlier ones, and tokens a second."""
@@ -164,20 +207,28 @@ class Session:
         """
         spec, (context,) = self.config.eval, self.contexts
         jobs = self._eval_jobs(context)
-        self.cell.truncate("evals.jsonl", lambda record: False)
-        self.cell.truncate("episodes.jsonl", lambda record: record["stop_reason"] not in UNCOUNTED)
-        before = self._journaled()
+        self.cell.rewrite("evals.jsonl", [])
+        broken: list[str] = []
+        played = [r for r in self.cell.records("episodes.jsonl", broken.append) if r["stop_reason"] not in UNCOUNTED]
+        for line in broken:
+            self.warn(f"{line}; its episode is played again")
+        self.cell.rewrite("episodes.jsonl", played)
+        before = self.world.once(lambda: set(self._journaled()))
         missing = [job for job in jobs if _name(job.task, job.attempt) not in before]
-        rollout(
-            self.policy,
+        mine = self.world.mine(missing)
+        episodes = rollout(
+            self.sampler,
             self.env,
             self.pool,
-            missing,
+            mine,
             self.rules(spec.temperature),
             spec.batch,
             self._teller("eval", len(jobs) - len(missing), len(jobs)),
             on_end=lambda episode: self.journal("eval", 0, [episode], context, detailed=1),
         )
+        theirs = [e for i, e in enumerate(self.world.collect(episodes)) if i % self.world.size]
+        self.journal("eval", 0, theirs, context, detailed=len(theirs))
+        self.world.wait()  # for the journal
         journaled = self._journaled()
         records = [journaled[_name(job.task, job.attempt)] for job in jobs]
         if all(record["stop_reason"] in UNCOUNTED for record in records):
@@ -219,31 +270,15 @@ class Session:
 
     def protocol(self) -> ProtocolCard:
         """The conditions of the cell's evaluations."""
-        card, spec, rules = self.env.card, self.config.eval, self.rules(self.config.eval.temperature)
-        return ProtocolCard(
-            env=card.id,
-            panel=self.panel.name,
-            panel_hash=self.panel.hash,
-            episodes_per_task=spec.episodes_per_task,
-            history=rules.history,
-            max_steps=rules.max_steps,
-            truncation=f"oldest history first, beyond {rules.max_prompt_tokens} tokens",
-            temperature=spec.temperature,
-            checkpoint="last",
-            parser=card.parser,
-            decoding=f"free, at most {rules.sampling.max_tokens} tokens",
-            invalid_action=card.invalid_action,
-            reward=card.reward,
-            success=card.success,
-            prompt_hash=prompt_hash(self.env, self.policy.prompt_style),
-            engine=card.engine,
-            data=card.data,
-        )
+        rules = self.rules(self.config.eval.temperature)
+        return protocol_card(self.env, self.panel, self.config.eval.episodes_per_task, rules, self.policy.prompt_style)
 
     def journal(
         self, phase: str, update: int, episodes: Sequence[Episode], context: str = "plain", detailed: int = 0
     ) -> None:
         """Append whole episodes, the first ``detailed`` of them with prompts and pictures (:mod:`harness.records`)."""
+        if not self.world.main:
+            return
         pictures = self.cell.path / PICTURES
         self.cell.append(
             "episodes.jsonl",
@@ -259,6 +294,7 @@ class Session:
                     "prompt_tokens": sum(step.response.usage[0] for step in e.steps),
                     "sampled_tokens": sum(step.response.tokens for step in e.steps),
                     "error": e.error,
+                    "traceback": e.traceback,
                     "trace": trace(e, pictures if number < detailed else None),
                 }
                 for number, e in enumerate(episodes)
@@ -282,6 +318,11 @@ class Session:
             ),
         )
 
+    def warn(self, text: str) -> None:
+        """Say loudly what a reader of the cell's numbers must know: now, in the manifest and in every report."""
+        log.warning("%s: %s", self.config.title, text)
+        self.warnings.append(text)
+
     def tell(self, phase: str, done: int, total: int, speed: float | None = None) -> None:
         self.report(Progress(self.config.title, phase, done, total, self.success, speed))
 
@@ -296,6 +337,7 @@ class Session:
                 "protocol": dataclasses.asdict(self.protocol()),
                 "ledger": self.ledger.as_dict(),
                 "played": self.played,
+                "env_workers": {"restarted": self.pool.restarted, "recycled": self.pool.recycled},
                 "policy": {
                     "spec": self.config.policy,
                     "fingerprint": self.config.policy_fingerprint,
@@ -309,6 +351,15 @@ class Session:
         )
 
 
+def _engine(config: CellConfig, policy: Policy) -> Engine | None:
+    """The engine that the cell asks for; loading it loads torch."""
+    if config.engine.kind == "local":
+        return None
+    from harness.policy.engines import open_engine
+
+    return open_engine(config, policy)
+
+
 def env_options(config: CellConfig) -> dict[str, Any]:
     """Constructor options of the cell's environment; its own step limit, if it has one, follows the protocol's."""
     limit = config.env.max_steps
@@ -316,76 +367,6 @@ def env_options(config: CellConfig) -> dict[str, Any]:
     return {**config.env.options, "max_steps": limit} if follows else dict(config.env.options)
 
 
-def describe(panel: Panel) -> dict[str, Any]:
-    """A panel as manifests name it."""
-    return {"name": panel.name, "hash": panel.hash, "tasks": len(panel), "notes": list(panel.notes)}
-
-
-class Result(TypedDict):
-    """The outcome of an episode as the journals hold it."""
-
-    task: str
-    kind: str
-    attempt: int
-    success: bool
-    score: float
-    reward: float
-    steps: int
-    valid: int
-    """Steps whose answer was a valid action."""
-    dropped_turns: int
-    stop_reason: str
-
-
-def result(episode: Episode) -> Result:
-    """The outcome of an episode."""
-    return {
-        "task": episode.task.id,
-        "kind": episode.task.kind,
-        "attempt": episode.attempt,
-        "success": episode.success,
-        "score": episode.score,
-        "reward": episode.reward,
-        "steps": len(episode.steps),
-        "valid": sum(step.valid for step in episode.steps),
-        "dropped_turns": sum(step.dropped_turns for step in episode.steps),
-        "stop_reason": str(episode.stop_reason),
-    }
-
-
 def _name(task: Task, attempt: int) -> tuple[str, str, int]:
     """What an episode is known by: where a task of this id has become another problem, it is another episode."""
     return task.id, task.fingerprint, attempt
-
-
-def success_rate(episodes: Sequence[Episode]) -> float:
-    """Share of successes among the counted episodes; 0 where none counts."""
-    return share(episode.success for episode in episodes if episode.counted)
-
-
-def share(truths: Iterable[bool]) -> float:
-    """How many of them hold, as a share; 0 where there are none."""
-    values = list(truths)
-    return sum(values) / len(values) if values else 0.0
-
-
-def stop_reasons(episodes: Sequence[Episode]) -> dict[str, int]:
-    """How often each stop reason occurred."""
-    return dict(Counter(str(episode.stop_reason) for episode in episodes))
-
-
-def prompt_hash(env: AgentEnv, style: str) -> str:
-    """Hash of the step prompts' wording: a first and a later step of a made-up view, rendered."""
-    picture = (np.zeros((28, 28, 3), np.uint8),) if env.card.modality == "vision" else ()
-    past = (Turn(1, "SEEN 1", "DONE 1"), Turn(2, "SEEN 2", "DONE 2"))
-    views = [View("TASK", 1, (), "OBS", picture, ("ACTION",)), View("TASK", 3, past, "OBS", picture, ("ACTION",))]
-    return digest([style, *(env.prompt(view, style).text for view in views)])[:12]
-
-
-def require_disjoint(train: Panel, evaluation: Panel) -> None:
-    """Raise HarnessError where a task is in both panels."""
-    shared = {task.fingerprint for task in train} & {task.fingerprint for task in evaluation}
-    if shared:
-        raise HarnessError(
-            f"panels {train.name!r} and {evaluation.name!r} share {len(shared)} tasks; training on them would leak"
-        )

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 from gymnasium.utils.env_checker import check_env as gymnasium_check
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from harness.contracts import AgentEnv, HarnessError, Panel, Task, mentions
 from harness.registry import make_env
@@ -392,6 +392,6 @@ def results_table(spec: str, results: Sequence[Result]) -> Table:
     """The results for the terminal."""
     table = Table("", "rule", "seen", title=f"contract of {spec}", title_justify="left", box=None)
     for result in results:
-        mark = "[green]✓[/green]" if result.passed else "[red]✗[/red]"
-        table.add_row(mark, escape(result.rule), escape(result.detail))
+        mark = Text("✓", "green") if result.passed else Text("✗", "red")
+        table.add_row(mark, Text(result.rule), Text(result.detail))
     return table

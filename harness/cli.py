@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import inspect
 import os
 import sys
@@ -14,13 +15,13 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import yaml
-from rich.console import Console
-from rich.table import Table
-
 from harness import __version__, epilogs
 from harness.contracts import HarnessError
+from harness.inert import one_line
+from harness.perf import PARTS, USUAL
+from harness.processes import Terminated, terminable
 from harness.registry import COMMANDS, load, registered
+from harness.terminal import Terminal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,13 +34,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             top.error(f"unrecognized arguments: {' '.join(rest)}")
         if rest:
             options.overrides += rest
-        return int(options.run(options))
+        with terminable():
+            return int(options.run(options))
     except HarnessError as error:
-        print(f"harness: {error}", file=sys.stderr)
+        print(f"harness: {one_line(str(error))}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print(f"harness: {error.strerror}: {one_line(str(error.filename))[:60]}...", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as error:
         print("harness: interrupted; the same command continues where this one stopped", file=sys.stderr)
-        return 130
+        return 143 if isinstance(error, Terminated) else 130
 
 
 def parser() -> argparse.ArgumentParser:
@@ -75,7 +82,15 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("overrides", nargs="*", metavar="key=value", help="settings that differ from the recipe's")
     run.add_argument("--out", type=Path, metavar="DIR", help="where cells and report go (default results/RECIPE)")
     run.add_argument("--jobs", type=_count, metavar="N", help="cells run at once (default: processor cores)")
-    run.add_argument("--dry-run", action="store_true", help="check everything and print the cells, run nothing")
+    run.add_argument(
+        "--cluster",
+        choices=["ray"],
+        help="run cells on the Ray cluster that RAY_ADDRESS names, or on a Ray started on this machine",
+    )
+    _call_options(run, "endpoints that annotate (MODEL@BASE_URL)")
+    run.add_argument(
+        "--dry-run", action="store_true", help="check all, print the cells and what they take, run nothing"
+    )
 
     evaluate = command("eval", _eval, "Play a pinned panel with one policy and print its scores.", epilogs.EVAL)
     evaluate.add_argument(
@@ -97,17 +112,15 @@ def parser() -> argparse.ArgumentParser:
         "--history", type=int, metavar="K", help="past turns in a prompt (default: the environment's)"
     )
     evaluate.add_argument("--max-response-tokens", type=_count, default=512, metavar="N", help="default 512")
+    evaluate.add_argument(
+        "--precision", choices=("float32", "bfloat16"), default="float32", help="of a model run here (default float32)"
+    )
     evaluate.add_argument("--workers", type=_count, default=1, metavar="N", help="environment processes (default 1)")
     evaluate.add_argument("--batch", type=_count, default=128, metavar="N", help="episodes at once (default 128)")
     evaluate.add_argument("--out", type=Path, default=Path("results/eval"), metavar="DIR", help="default results/eval")
 
-    endpoint = evaluate.add_argument_group("endpoints (api:MODEL@BASE_URL)")
-    endpoint.add_argument("--concurrency", type=_count, default=16, metavar="N", help="requests at once (default 16)")
-    endpoint.add_argument(
-        "--timeout", type=_positive, default=300.0, metavar="S", help="seconds that a try may take (default 300)"
-    )
-    endpoint.add_argument("--price-in", type=_positive, metavar="P", help="price of a million prompt tokens")
-    endpoint.add_argument("--price-out", type=_positive, metavar="P", help="price of a million answer tokens")
+    _call_options(evaluate, "endpoints (api:MODEL@BASE_URL)")
+    _price_options(evaluate)
 
     report = command("report", _report, "Write tables, figures and report.html of a run's finished cells.")
     report.add_argument("directory", type=Path, metavar="DIR", help="what `harness run --out` wrote")
@@ -125,9 +138,10 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--threshold", type=_percent, metavar="PERCENT", help="success whose budget is told (default: grpo's final one)"
     )
+    _price_options(report)
 
     perf = command("perf", _perf, "Measure speed and memory against straightforward references, as ratios.")
-    perf.add_argument("part", nargs="?", choices=["rollout", "update", "memory", "engine"], help="default: all four")
+    perf.add_argument("part", nargs="?", choices=list(PARTS), help=f"default: {', '.join(USUAL)}")
     perf.add_argument("--policy", default="tiny", metavar="SPEC", help="tiny or a model directory (default tiny)")
     perf.add_argument("--episodes", type=_count, default=128, metavar="N", help="episodes at once (default 128)")
 
@@ -171,16 +185,35 @@ def _env_options(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _call_options(command: argparse.ArgumentParser, title: str) -> None:
+    endpoint = command.add_argument_group(title)
+    endpoint.add_argument("--concurrency", type=_count, default=16, metavar="N", help="requests at once (default 16)")
+    endpoint.add_argument(
+        "--timeout", type=_positive, default=300.0, metavar="S", help="seconds that a try may take (default 300)"
+    )
+
+
+def _price_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--price-in", type=_positive, metavar="P", help="price of a million prompt tokens")
+    command.add_argument("--price-out", type=_positive, metavar="P", help="price of a million answer tokens")
+
+
+def _prices(options: argparse.Namespace) -> tuple[float, float] | None:
+    prices = (options.price_in, options.price_out)
+    if prices.count(None) == 1:
+        raise HarnessError("--price-in and --price-out belong together")
+    return None if None in prices else prices
+
+
 def _options(pairs: Sequence[str]) -> dict[str, Any]:
+    from harness.validation import read_yaml
+
     options = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals:
             raise HarnessError(f"--env-option {pair!r} is not of the form name=value")
-        try:
-            options[name] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise HarnessError(f"--env-option {pair!r}: {text!r} is not a YAML value") from error
+        options[name] = read_yaml(text, f"--env-option {pair!r}: {text!r} is not a YAML value")
     return options
 
 
@@ -228,7 +261,7 @@ def _list(options: argparse.Namespace) -> int:
         table = published.listing(published.load(published.default_directory()))
     else:
         table = {"envs": listing.envs, "methods": listing.methods, "recipes": listing.recipes}[options.what]()
-    Console().print(table)
+    Terminal().print(table)
     return 0
 
 
@@ -236,7 +269,7 @@ def _check(options: argparse.Namespace) -> int:
     from harness.check import check, results_table
 
     results = check(options.env, _options(options.env_option), options.tasks)
-    Console().print(results_table(options.env, results))
+    Terminal().print(results_table(options.env, results))
     return 0 if all(result.passed for result in results) else 1
 
 
@@ -245,7 +278,7 @@ def _play(options: argparse.Namespace) -> int:
 
     chosen = _options(options.env_option)
     return play.main(
-        options.env, chosen, options.panel, options.task, options.style, options.images, Console(highlight=False)
+        options.env, chosen, options.panel, options.task, options.style, options.images, Terminal(highlight=False)
     )
 
 
@@ -260,22 +293,19 @@ def _new_env(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from harness.recipes import expand, load_recipe
+    from harness.policy.api import Calls
+    from harness.recipes import load_recipe
     from harness.runner import run
-    from harness.store import cell_dir
 
     recipe = load_recipe(options.recipe, options.overrides)
     directory = options.out or Path("results") / recipe.name
-    if not options.dry_run:
-        return run(recipe, directory, options.jobs, Console())
-    table = Table("cell", "environment", "method", "seed", "updates", "state", title=f"recipe {recipe.name}", box=None)
-    for cell in expand(recipe):
-        state = "finished" if cell_dir(directory, cell).finished else "missing"
-        method = cell.method.name if cell.method else f"{cell.policy} (evaluation)"
-        updates = str(cell.train.updates) if cell.train else "-"
-        table.add_row(cell.hash, cell.env.id, method, str(cell.seed), updates, state)
-    Console().print(table)
-    return 0
+    if options.dry_run:
+        from harness import dry_run
+
+        dry_run.show(recipe, directory, Terminal())
+        return 0
+    calls = Calls(options.concurrency, options.timeout)
+    return run(recipe, directory, options.jobs, Terminal(), calls, cluster=options.cluster is not None)
 
 
 def _eval(options: argparse.Namespace) -> int:
@@ -284,10 +314,8 @@ def _eval(options: argparse.Namespace) -> int:
     from harness.policy.api import PREFIX, Calls
     from harness.validation import validate
 
-    prices = (options.price_in, options.price_out)
-    if prices.count(None) == 1:
-        raise HarnessError("--price-in and --price-out belong together")
-    if None not in prices and not options.policy.startswith(PREFIX):
+    prices = _prices(options)
+    if prices and not options.policy.startswith(PREFIX):
         raise HarnessError(f"--price-in and --price-out are prices of an endpoint, and {options.policy!r} is none")
 
     settings = {
@@ -305,14 +333,15 @@ def _eval(options: argparse.Namespace) -> int:
     place = evaluate(
         validate(EnvConfig, {"id": options.env, "options": _options(options.env_option), **env}, "harness eval"),
         options.policy,
+        options.precision,
         options.seed,
         validate(EvalConfig, settings, "harness eval"),
         options.out,
         options.workers,
         Calls(options.concurrency, options.timeout),
-        Console(stderr=True),
+        Terminal(stderr=True),
     )
-    show(place, Console(), None if None in prices else prices)
+    show(place, Terminal(), prices)
     return 0
 
 
@@ -321,17 +350,18 @@ def _report(options: argparse.Namespace) -> int:
     from harness.reporting.report import BUDGET_COLUMNS, comparison_text, write_report
 
     published = options.published or (default_directory() if options.with_published else None)
-    page = write_report(options.directory, published, options.budget or BUDGET_COLUMNS, options.threshold)
-    console = Console()
+    budgets = options.budget or BUDGET_COLUMNS
+    page = write_report(options.directory, published, budgets, options.threshold, _prices(options))
+    console = Terminal()
     console.print(comparison_text(options.directory))
     console.print(f"report: {page}", soft_wrap=True)
     return 0
 
 
 def _perf(options: argparse.Namespace) -> int:
-    from harness import perf
+    from harness.perf import measure
 
-    return perf.main(options.part, options.policy, options.episodes, Console())
+    return measure.main(options.part, options.policy, options.episodes, Terminal())
 
 
 def _build_policy(options: argparse.Namespace) -> int:

@@ -6,15 +6,15 @@ missing, and nothing that changes a number can change silently.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from harness.contracts import digest
-from harness.methods import Frozen, Method
-
+from harness.methods import Frozen, Method, Name
 
 Precision = Literal["float32", "bfloat16"]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class EnvConfig(Frozen):
@@ -51,6 +51,16 @@ class EngineConfig(Frozen):
         "gradient weighted by min(pi_trainer / pi_sampler, cap), or nothing; the gap is told in either case",
     )
     cap: float = Field(2.0, ge=1, description="largest weight of the truncated correction")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        usual = {name: field.default for name, field in EngineConfig.model_fields.items() if name != "kind"}
+        odd = [name for name, value in usual.items() if getattr(self, name) != value]
+        if self.kind == "local" and odd:
+            raise ValueError(f"{odd[0]} belongs to kind vllm, not to local")
+        if self.correction == "none" and "cap" in odd:
+            raise ValueError("cap belongs to the truncated correction, not to none")
+        return self
 
 
 class TrainConfig(Frozen):
@@ -152,7 +162,7 @@ class CellConfig(Frozen):
     teacher_fingerprint: str = ""
     library: str = Field("", description="skill library, for methods that need one: packaged name or JSON file")
     library_fingerprint: str = ""
-    seed: int = 0
+    seed: Seed = 0
     train: TrainConfig | None = None
     stage1: Stage1Config | None = None
     imitation: ImitationConfig | None = None
@@ -184,17 +194,35 @@ class EnvPlan(Frozen):
     )
 
 
+def longest_sequence(cell: CellConfig) -> int:
+    """Tokens of the longest prompt with its answer that a cell may ask its policy for."""
+    acting = cell.env.max_prompt_tokens + cell.env.max_response_tokens
+    if cell.analysis is None:
+        return acting
+    return max(acting, cell.analysis.max_prompt_tokens + cell.analysis.max_tokens)
+
+
 class Needs(Frozen):
     """What one cell takes of a machine; decides where `--cluster` places it and changes no number."""
 
     cpus: float = Field(1, gt=0)
-    gpus: float = Field(0, ge=0)
+    gpus: float = Field(0, ge=0, description="a part, where several cells share one, or a whole number")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.gpus > 1 and not self.gpus.is_integer():
+            raise ValueError(f"gpus must be a part of one or a whole number, not {self.gpus:g}")
+        return self
 
 
 class Recipe(Frozen):
     """A grid: environments x methods x seeds, under shared settings."""
 
-    name: str
+    name: str = Field(
+        pattern=r"^\w[\w .+-]*(/\w[\w .+-]*)*$",
+        max_length=120,
+        description="names a directory below results/: words, perhaps with /",
+    )
     summary: str = ""
     policy: str = "tiny"
     precision: Precision = "float32"
@@ -203,14 +231,14 @@ class Recipe(Frozen):
     teacher: str = "tiny-teacher"
     library: str = Field("tiny", description="skill library: packaged name (harness skills list) or JSON file")
     methods: list[str]
-    variants: dict[str, dict[str, Any]] = Field(
+    variants: dict[Name, dict[str, Any]] = Field(
         default_factory=dict,
         description="methods of this recipe: name to {of: a method, and what differs from it}",
     )
     baselines: list[str] = Field(
         default_factory=list, description="policies evaluated without training: random, oracle, ..."
     )
-    seeds: list[int] = Field(default_factory=lambda: [0])
+    seeds: list[Seed] = Field(default_factory=lambda: [0])
     envs: list[EnvPlan]
     train: TrainConfig = TrainConfig()
     stage1: Stage1Config = Stage1Config()

@@ -18,6 +18,8 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.inert import readable
+
 Image = NDArray[np.uint8]
 """An RGB picture, shape (height, width, 3), dtype uint8."""
 
@@ -32,7 +34,13 @@ class HarnessError(Exception):
 def digest(value: Any) -> str:
     """SHA-256 (hex) of a JSON-able value in canonical form: sorted keys, no white space, UTF-8."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    # Half a surrogate pair, which a foreign text may hold, is no reason to fail: its bytes differ from all others.
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def plain(text: str) -> str:
+    """Foreign text as a prompt may quote it: no placeholder stands for a picture, every character can be encoded."""
+    return readable(text).replace(IMAGE_PLACEHOLDER, "(image)")
 
 
 # ---------------------------------------------------------------------------------------------------- tasks
@@ -40,7 +48,7 @@ def digest(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Task:
-    """One problem instance.
+    """One problem instance. Its id and kind, which name it in files, are made readable.
 
     Attributes:
         id: Stable name, unique within the environment, e.g. ``"train/000017"`` or ``"valid_seen/pick_.../trial_..."``.
@@ -58,6 +66,10 @@ class Task:
     kind: str
     spec: Mapping[str, Any]
     fingerprint: str
+
+    def __post_init__(self) -> None:
+        for name in ("id", "kind"):
+            object.__setattr__(self, name, readable(getattr(self, name)))
 
 
 @dataclass(frozen=True)
@@ -114,16 +126,23 @@ class Observation(TypedDict):
 
 @dataclass(frozen=True)
 class Turn:
-    """One past step as later prompts quote it: 1-based step number, the text seen and the parsed action taken."""
+    """One past step as later prompts quote it: 1-based step number, the text seen and the parsed action taken.
+
+    Both texts are made :func:`plain`.
+    """
 
     number: int
     observation: str
     action: str
 
+    def __post_init__(self) -> None:
+        for name in ("observation", "action"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
+
 
 @dataclass(frozen=True)
 class View:
-    """Everything a step prompt may be built from.
+    """Everything a step prompt may be built from. Texts are made :func:`plain` here, so that no environment has to.
 
     Attributes:
         task: The task in words, e.g. ``"put a clean mug in desk."``; empty where the environment states none.
@@ -140,6 +159,11 @@ class View:
     observation: str
     images: tuple[Image, ...]
     admissible: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("task", "observation"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
+        object.__setattr__(self, "admissible", tuple(map(plain, self.admissible)))
 
 
 @dataclass(frozen=True)
@@ -240,6 +264,8 @@ class Episode:
     """The environment's own score in [0, 1]; 1 is a success unless the environment's card says otherwise."""
     error: str = ""
     """For ENV_ERROR and POLICY_ERROR: what happened, one line."""
+    traceback: str = ""
+    """For ENV_ERROR: where in the environment, as far as that is known."""
 
     @property
     def success(self) -> bool:
@@ -322,7 +348,11 @@ class Ledger:
     sampled_tokens: int = 0
     """Response tokens generated while acting in training."""
     analyzer_tokens: int = 0
-    """Tokens generated while writing skills."""
+    """Tokens that the policy generated while writing skills."""
+    external_prompt_tokens: int = 0
+    """Prompt tokens that an external annotator read, as its endpoint counted them."""
+    external_answer_tokens: int = 0
+    """Tokens that it answered."""
     rescored_tokens: int = 0
     """Response tokens scored again by a teacher (with a skill, or by another model)."""
     trained_tokens: int = 0
@@ -331,7 +361,8 @@ class Ledger:
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
     flops: float = 0.0
-    """Estimate: 2 x parameters x tokens forward, 6 x parameters x tokens trained, prompts included."""
+    """Estimate: 2 x parameters x tokens forward, 6 x parameters x tokens trained (4 x where only adapters are), prompts
+    included."""
 
     def add(self, other: Ledger) -> None:
         for f in fields(self):

@@ -19,6 +19,7 @@ overrides are key=value with dots, values are YAML:
   harness run quick train.updates=3                     in every cell, whatever environments say
   harness run quick envs.Sokoban-v1.train.updates=3     in one environment's cells
   harness run my_recipe.yaml --out results/mine --jobs 4
+  harness run my_recipe.yaml needs.gpus=1 --cluster ray   one GPU for each cell, on all nodes of RAY_ADDRESS
 
 A run that was interrupted, even by kill -9, continues from its checkpoints when it is started again.
 """

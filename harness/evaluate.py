@@ -10,8 +10,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from harness.config import EnvConfig, EvalConfig
-from harness.contracts import UNCOUNTED
+from harness.config import EnvConfig, EvalConfig, Precision
+from harness.contracts import UNCOUNTED, HarnessError
 from harness.policy.api import Calls
 from harness.progress import Board
 from harness.recipes import evaluation, resolve_env
@@ -30,6 +30,7 @@ from harness.store import CellDir, cell_dir, check_writable
 def evaluate(
     env: EnvConfig,
     policy: str,
+    precision: Precision,
     seed: int,
     settings: EvalConfig,
     directory: Path,
@@ -38,9 +39,12 @@ def evaluate(
     console: Console,
 ) -> CellDir:
     """Play what is missing of a panel; returns the cell's directory. Raises HarnessError for bad input."""
-    from harness.policy.load import check_policy_spec
+    from harness.policy.load import check_policy_spec, trainable
 
+    if precision != "float32" and not trainable(policy):
+        raise HarnessError(f"--precision is for models that run here, and {policy!r} is none")
     config = evaluation(resolve_env(env, settings.panel), policy, check_policy_spec(policy), seed, settings)
+    config = config.model_copy(update={"precision": precision})
     place = cell_dir(directory, config)
     if not place.finished:
         check_writable(directory)

@@ -8,6 +8,7 @@ from contextlib import closing
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from harness.contracts import HarnessError
 from harness.methods import Method, get_method
@@ -23,7 +24,7 @@ def envs() -> Table:
             with closing(make_env(name)) as env:
                 card = env.card
         except HarnessError as error:
-            table.add_row(name, "-", "-", "-", "-", f"[red]{error}[/red]")
+            table.add_row(name, "-", "-", "-", "-", Text(str(error), "red"))
             continue
         steps, history = str(card.max_steps), str(card.history)
         table.add_row(name, card.modality, steps, history, " ".join(card.panels), card.success)
@@ -36,7 +37,7 @@ def methods() -> Table:
     table.columns[0].no_wrap = True
     for name in registered(METHODS):
         method = get_method(name)
-        table.add_row(name, f"{method.summary}\n[dim]{' | '.join(_point(method))}[/dim]")
+        table.add_row(name, Text.assemble(f"{method.summary}\n", (" | ".join(_point(method)), "dim")))
     return table
 
 
@@ -60,9 +61,8 @@ def recipes() -> Table:
         recipe = load_recipe(name)
         places = ", ".join(plan.env.id for plan in recipe.envs)
         size = f"{len(recipe.envs)} x {len(recipe.methods)} x {len(recipe.seeds)}"
-        table.add_row(
-            name, f"{recipe.summary}\n[dim]{recipe.policy} on {places}: {', '.join(recipe.methods)}[/dim]", size
-        )
+        grid = f"{recipe.policy} on {places}: {', '.join(recipe.methods)}"
+        table.add_row(name, Text.assemble(f"{recipe.summary}\n", (grid, "dim")), size)
     return table
 
 
@@ -80,7 +80,7 @@ def panels(env_id: str | None, options: Mapping[str, Any]) -> Table:
             try:
                 panel = env.panel(name)
             except HarnessError as error:
-                table.add_row(name, "-", "-", "-", f"[red]{error}[/red]")
+                table.add_row(name, "-", "-", "-", Text(str(error), "red"))
                 continue
             kinds = Counter(task.kind for task in panel)
             text = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))

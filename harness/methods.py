@@ -13,6 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from harness.contracts import unknown
 from harness.registry import METHODS, load, registered
 
+Name = Annotated[str, Field(pattern=r"^\w[\w .+-]*$", max_length=60)]
+"""What a method may be called: its name stands in tables, figures and paths."""
+
 
 class Frozen(BaseModel):
     """Base of all configuration: immutable; unknown fields and infinite numbers are refused."""
@@ -133,7 +136,7 @@ class Rehearsal(Frozen):
 class Method(Frozen):
     """One row of the comparison table."""
 
-    name: str
+    name: Name
     summary: str
     start: Literal["base", "hindsight_sft", "teacher_sft"] = Field(
         "base", description="untouched; after hindsight-skill SFT; after SFT on a teacher's episodes"

@@ -30,7 +30,7 @@ class NaivePolicy:
     def __init__(self, directory: Path, suppressed: list[int]) -> None:
         vision = "vision_config" in json.loads((directory / "config.json").read_text(encoding="utf-8"))
         family = AutoModelForImageTextToText if vision else AutoModelForCausalLM
-        self.model: Any = family.from_pretrained(directory).eval()
+        self.model: Any = family.from_pretrained(directory, use_safetensors=True).eval()
         self.tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(directory)
         self.processor: Any = Qwen2VLImageProcessorPil.from_pretrained(directory) if vision else None
         self.suppressed = suppressed

@@ -11,6 +11,7 @@ optimised, the policy that sampled, the reference policy, and the policy that al
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -109,6 +110,16 @@ def kl_k3(logp: Tensor, logp_ref: Tensor) -> Tensor:
     """
     d = logp_ref - logp
     return (d.clamp(max=_HIGHEST_LOG_RATIO).exp() - d - 1).clamp(-10.0, 10.0)
+
+
+def truncated_importance(logp: Tensor, logp_sampler: Tensor, cap: float) -> Tensor:
+    """min(exp(l - l_sampler), cap): weight of a token that another than the trainer's policy sampled.
+
+    Multiplied with the advantage it makes the expected policy gradient that of the policy's own samples, with a bias
+    where it is cut for the sake of variance (Ionides 2008, J. Comput. Graph. Stat. 17; for rollout engines Yao et al.
+    2025, "On the Rollout-Training Mismatch in Modern RL Systems").
+    """
+    return (logp - logp_sampler).clamp(max=math.log(cap)).exp().detach()
 
 
 def entropy(logits: Tensor) -> Tensor:

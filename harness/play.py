@@ -21,6 +21,7 @@ from rich.style import Style
 from rich.text import Text
 
 from harness.contracts import IMAGE_PLACEHOLDER, AgentEnv, Image, Prompt, Task, Turn, View
+from harness.inert import readable
 from harness.registry import make_env
 
 KEYS = "Type an action or its number; 'oracle' lets the expert move, 'quit' ends."
@@ -81,20 +82,21 @@ def play(env: AgentEnv, task: Task, style: str | None, draw: Draw, console: Cons
         turns.append(Turn(number, observation["text"], action))
         observation, reward, terminated, truncated, info = env.step(action)
         total += float(reward)
-        verdict = "" if readable and info["valid"] else "  [red]not valid[/red]"
-        console.print(Text(action, style="bold cyan"), f" reward {float(reward):+g}{verdict}")
+        verdict = "" if readable and info["valid"] else "  not valid"
+        console.print(Text.assemble((action, "bold cyan"), f"  reward {float(reward):+g}", (verdict, "red")))
         if terminated or truncated:
             break
     console.rule(align="left")
     show(bare(observation["text"], observation["images"]), draw, console)
-    outcome = ("[green]success" if info["success"] else "[red]failure") if terminated else "[red]out of steps"
-    console.print(f"{outcome}[/] after {len(turns)} steps: return {total:g}, score {info['score']:g}")
+    outcome = ("success", "green") if info["success"] else ("failure" if terminated else "out of steps", "red")
+    told = f" after {len(turns)} steps: return {total:g}, score {info['score']:g}"
+    console.print(Text.assemble(outcome, told))
 
 
 def ask(env: AgentEnv, view: View, console: Console) -> str | None:
     """What the player answers, in the form a policy would write it; None to quit."""
     while True:
-        line = console.input("[dim]your move:[/dim] ").strip()
+        line = readable(console.input(Text("your move: ", "dim"))).strip()
         if line in view.admissible:  # also where an action is called "quit" or "2"
             picked = line
         elif line == "quit":

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
+import logging
+import math
 import multiprocessing as mp
 import os
+import signal
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,9 +21,15 @@ from typing import Any, Self
 import numpy as np
 
 from harness.contracts import AgentEnv, Image, Observation, Task
+from harness.processes import follow_parent, resident
 from harness.registry import make_env
 
+log = logging.getLogger(__name__)
+
 NOTHING: Observation = {"text": "", "images": ()}
+GIB = 2**30
+PATIENCE = 5.0
+"""Seconds that workers have to close their environments."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,7 @@ class State:
     Attributes:
         expert: The scripted expert's next action, where the pool was asked for it and the episode goes on.
         error: Not empty when the environment raised or its worker died: one line that says what happened.
+        traceback: With an error: where the environment was, as far as that is known.
     """
 
     observation: Observation = field(default_factory=lambda: NOTHING)
@@ -40,6 +52,7 @@ class State:
     admissible: tuple[str, ...] = ()
     expert: str = ""
     error: str = ""
+    traceback: str = ""
 
 
 def _observe(env: AgentEnv, result: tuple[Any, ...], want_expert: bool) -> State:
@@ -47,6 +60,9 @@ def _observe(env: AgentEnv, result: tuple[Any, ...], want_expert: bool) -> State
     observation, info = result[0], result[-1]
     reward, terminated, truncated = result[1:4] if len(result) == 5 else (0.0, False, False)
     over = terminated or truncated
+    for name, value in (("reward", reward), ("score", info["score"])):
+        if not math.isfinite(value):
+            raise ValueError(f"the environment's {name} is {value}")
     return State(
         observation=observation,
         reward=float(reward),
@@ -77,8 +93,18 @@ class _ImageSender:
         return replace(state, observation={"text": state.observation["text"], "images": ()}), packed
 
 
-def _worker(pipe: Connection, busy: Any, env_id: str, options: Mapping[str, Any], want_expert: bool) -> None:
-    """Serve resets and steps; ``busy`` names the slot being worked on, so that a crash can be blamed."""
+def _worker(
+    pipe: Connection, trail: Connection, busy: Any, env_id: str, options: Mapping[str, Any], want_expert: bool
+) -> None:
+    """Serve resets and steps until the pipe closes.
+
+    ``busy`` names the slot being worked on, so that a crash can be blamed. Into ``trail`` goes the stack of a worker
+    that a signal ends, and of one that hangs, where SIGUSR1 asks for it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    follow_parent()
+    faulthandler.enable(trail.fileno())
+    faulthandler.register(signal.SIGUSR1, trail.fileno())
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[variable] = "1"
     envs: dict[int, AgentEnv] = {}
@@ -86,8 +112,6 @@ def _worker(pipe: Connection, busy: Any, env_id: str, options: Mapping[str, Any]
     try:
         while True:
             command, jobs = pipe.recv()
-            if command == "close":
-                return
             if command == "forget":
                 sender = _ImageSender()
                 continue
@@ -106,10 +130,10 @@ def _worker(pipe: Connection, busy: Any, env_id: str, options: Mapping[str, Any]
                     envs.pop(slot, None)
                     where = traceback.extract_tb(error.__traceback__)[-1]
                     text = " ".join(f"{type(error).__name__}: {error}".split())
-                    state = State(error=f"{text} ({where.filename}:{where.lineno})")
+                    state = State(error=f"{text} ({where.filename}:{where.lineno})", traceback=traceback.format_exc())
                 busy.value = -1
                 pipe.send((slot, *sender.pack(state)))
-    except (EOFError, KeyboardInterrupt, BrokenPipeError):
+    except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     finally:
         for env in envs.values():
@@ -120,7 +144,10 @@ def _worker(pipe: Connection, busy: Any, env_id: str, options: Mapping[str, Any]
 class _Worker:
     process: Any
     pipe: Connection
+    trail: Connection
     busy: Any
+    size: int = 0
+    """Resident bytes when it had first answered everything it was asked; 0 before that."""
     images: dict[bytes, Image] = field(default_factory=dict)
 
 
@@ -129,7 +156,12 @@ class EnvPool:
 
     Slot s lives in worker ``s % workers``; which worker that is changes no result. If a worker dies or does not
     answer within ``timeout`` seconds, the slot it was working on gets an error and every other slot of that worker is
-    rebuilt by replaying its actions.
+    rebuilt by replaying its actions. A worker that has grown by more than ``memory`` bytes is replaced between two
+    steps in the same way, at the cost of no episode.
+
+    Attributes:
+        recycled: Workers replaced because they had grown.
+        restarted: Workers replaced because they had died or hung.
     """
 
     def __init__(
@@ -140,20 +172,24 @@ class EnvPool:
         workers: int = 1,
         want_expert: bool = False,
         timeout: float = 120.0,
+        memory: int = 4 * GIB,
     ) -> None:
+        self.recycled = self.restarted = 0
         self._args = (env_id, dict(options or {}), want_expert)
-        self._timeout = timeout
+        self._timeout, self._memory = timeout, memory
         self._context = mp.get_context("spawn")
         self._log: dict[int, tuple[Task, list[str]]] = {}
         self._workers = [self._start() for _ in range(workers)]
 
     def _start(self) -> _Worker:
         ours, theirs = self._context.Pipe()
+        trail, written = self._context.Pipe(duplex=False)
         busy = self._context.Value("q", -1, lock=False)
-        process = self._context.Process(target=_worker, args=(theirs, busy, *self._args), daemon=True)
+        process = self._context.Process(target=_worker, args=(theirs, written, busy, *self._args), daemon=True)
         process.start()
         theirs.close()
-        return _Worker(process, ours, busy)
+        written.close()
+        return _Worker(process, ours, trail, busy)
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, State]:
         """Start a task in each given slot."""
@@ -190,6 +226,7 @@ class EnvPool:
             if index not in lost:
                 states |= self._receive(index, [slot for slot, _ in jobs])
             states |= self._recover(index, [slot for slot, _ in jobs if slot not in states])
+            self._limit(index)
         return states
 
     def _receive(self, index: int, slots: Sequence[int]) -> dict[int, State]:
@@ -200,7 +237,7 @@ class EnvPool:
                 if not worker.pipe.poll(self._timeout):
                     break
                 slot, state, images = worker.pipe.recv()
-            except (EOFError, ConnectionResetError):
+            except (EOFError, OSError):
                 break
             for key, image in images:
                 if image is not None:
@@ -217,9 +254,11 @@ class EnvPool:
         states: dict[int, State] = {}
         culprit: int | None = int(self._workers[index].busy.value) if missing else None
         while culprit is not None:
-            code = self._restart(index)
+            error, trail = self._post_mortem(index)
+            self._restart(index)
+            self.restarted += 1
             if self._log.pop(culprit, None):  # nobody is to blame for a worker that died idle
-                states[culprit] = State(error=f"environment worker died or hung (exit code {code})")
+                states[culprit] = State(error=error, traceback=trail)
             culprit = None
             for slot in [s for s in sorted(self._log) if s % len(self._workers) == index]:
                 state = self._replay(index, slot)
@@ -230,14 +269,45 @@ class EnvPool:
         lost = State(error="environment worker died while another episode was replayed")
         return {slot: states.get(slot, lost) for slot in missing}
 
-    def _restart(self, index: int) -> int | None:
-        """Replace a worker by a fresh one; returns the old one's exit code."""
+    def _post_mortem(self, index: int) -> tuple[str, str]:
+        """What became of a worker that does not answer, in one line, and its stack where it left or leaves one."""
+        worker = self._workers[index]
+        worker.process.join(0.1)  # the end of its pipe is seen before the end of the process
+        code = worker.process.exitcode
+        if code is None:
+            with suppress(ProcessLookupError):
+                os.kill(worker.process.pid, signal.SIGUSR1)
+        stack = b""
+        with suppress(EOFError, OSError):
+            while worker.trail.poll(0.5) and (block := os.read(worker.trail.fileno(), 2**16)):
+                stack += block
+        how = f"hung for {self._timeout:g} s" if code is None else f"died ({_ending(code)})"
+        return f"environment worker {how}", stack.decode(errors="replace")
+
+    def _restart(self, index: int) -> None:
+        """Replace a worker by a fresh one."""
         old = self._workers[index]
         old.process.kill()
-        old.process.join()
+        old.process.join(PATIENCE)
         old.pipe.close()
+        old.trail.close()
         self._workers[index] = self._start()
-        return old.process.exitcode  # type: ignore[no-any-return]
+
+    def _limit(self, index: int) -> None:
+        """Replace a worker that has grown too much; its slots go on where they were."""
+        worker = self._workers[index]
+        size = resident(worker.process.pid)
+        worker.size = worker.size or size
+        if size - worker.size <= self._memory:
+            return
+        grown = (size - worker.size) / GIB
+        log.warning("environment worker replaced: it had grown by %.1f GiB; its episodes go on", grown)
+        self.recycled += 1
+        self._restart(index)
+        for slot in [s for s in sorted(self._log) if s % len(self._workers) == index]:
+            if self._replay(index, slot) is None:
+                return  # it died or hangs; the next call finds that out and deals with it
+        self._workers[index].size = resident(self._workers[index].process.pid)
 
     def _replay(self, index: int, slot: int) -> State | None:
         """Bring a slot to where it was; None where its worker dies or hangs over it."""
@@ -259,16 +329,16 @@ class EnvPool:
         self._log.pop(slot, None)
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers: they see their pipes close. Those that still run after a few seconds are killed."""
         for worker in self._workers:
-            with suppress(BrokenPipeError, ConnectionResetError):
-                worker.pipe.send(("close", []))
+            worker.pipe.close()
+        deadline = time.monotonic() + PATIENCE
         for worker in self._workers:
-            worker.process.join(timeout=5)
+            worker.process.join(max(0.0, deadline - time.monotonic()))
             if worker.process.is_alive():
                 worker.process.kill()
-                worker.process.join()
-            worker.pipe.close()
+                worker.process.join(PATIENCE)
+            worker.trail.close()
         self._workers = []
 
     def __enter__(self) -> Self:
@@ -278,3 +348,8 @@ class EnvPool:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _ending(code: int) -> str:
+    """How a process ended, from its exit code."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -15,34 +15,44 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness.annotators import annotate
-from harness.cell import IMITATION, STAGE1, Session
-from harness.config import TrainConfig
+from harness.annotators import SCRIPTED, annotate_in
+from harness.cell import IMITATION, SECOND_ADAPTERS, STAGE1, Session
+from harness.config import ImitationConfig, Stage1Config, TrainConfig
 from harness.contracts import HarnessError, Ledger, Panel, Prompt
 from harness.methods import Method
 from harness.policy.load import load_policy
 from harness.policy.local import LocalPolicy
+from harness.policy.lora import fold_adapters
 from harness.rollout import Job, rollout
 from harness.rows import Sample, charge_play
 from harness.seed import fine_tune, imitation_samples, skill_samples
-from harness.store import writing
+from harness.store import SAMPLES, START, writing
+from harness.world import World
 
-START = "start"
-"""Directory of a cell with the weights of the method's start, where it is not the base."""
-SAMPLES = "samples.pt"
-"""File of a cell with the pairs of stage 1, where the method rehearses them."""
+KEPT = 0.8
+"""Share of what adapters learned before the first update below which its loss to rounding is told."""
 
 
 def prepare(session: Session, method: Method, policy: LocalPolicy, panel: Panel) -> None:
     """Bring the policy to the method's start, in place; ``panel`` is the training panel."""
     if method.start == "base":
         return
-    with charged(session.ledger):
+    with charged(session.ledger, session.world):
         if method.start == "hindsight_sft":
             _stage1(session, method, policy, panel)
         else:
             _imitate(session, policy, panel)
-    policy.save(session.cell.path / START)
+    if policy.adapters:
+        kept = fold_adapters(policy, (session.config.seed, SECOND_ADAPTERS))  # so that the reference is the start
+        if kept < KEPT:
+            session.warn(
+                f"weights in {session.config.precision} kept {kept:.0%} of what was learned before the first update; "
+                "raise its learning rate, or use precision=float32"
+            )
+    if session.world.main:
+        with writing(session.cell.path / START):
+            policy.save(session.cell.path / START)
+    session.world.wait()
 
 
 def _stage1(session: Session, method: Method, policy: LocalPolicy, panel: Panel) -> None:
@@ -53,14 +63,16 @@ def _stage1(session: Session, method: Method, policy: LocalPolicy, panel: Panel)
     jobs = _jobs(session, panel, STAGE1, config.tasks, config.attempts)
     episodes = session.play("stage 1: play", jobs, config.temperature, session.config.eval.batch)
     charge_play(session.ledger, policy, episodes)
-    skills = annotate(episodes, config.annotator, session.env)
+    annotated = annotate_in(session, episodes, config.annotator, update=-1)
+    skills = annotated.skills
+    if config.annotator != SCRIPTED and annotated.summary:
+        session.warn(f"stage 1: {annotated.summary}")
     session.journal_skills(-1, episodes, skills)
     session.journal("stage1", -1, episodes)
     samples = skill_samples(policy, episodes, skills, analysis.max_prompt_tokens, session.env.brief)
-    if method.rehearsal:
+    if method.rehearsal and session.world.main:
         save_samples(samples, session.cell.path / SAMPLES)
-    tell = partial(session.tell, "stage 1: learn")
-    fine_tune(policy, samples, config, session.config.seed, _train(session).token_budget, session.ledger, tell)
+    _learn(session, policy, samples, config, "stage 1: learn")
 
 
 def _imitate(session: Session, policy: LocalPolicy, panel: Panel) -> None:
@@ -71,12 +83,24 @@ def _imitate(session: Session, policy: LocalPolicy, panel: Panel) -> None:
     teacher = external_teacher(session, policy)
     jobs = _jobs(session, panel, IMITATION, config.tasks, config.attempts)
     rules, batch = session.rules(config.temperature), session.config.eval.batch
-    episodes = rollout(teacher, session.env, session.pool, jobs, rules, batch)
+    mine = rollout(teacher, session.env, session.pool, session.world.mine(jobs), rules, batch)
+    episodes = session.world.collect(mine)
     charge_play(session.ledger, teacher, episodes)
     session.journal("imitation", -1, episodes)
     samples = imitation_samples(episodes, config.episodes)
-    tell = partial(session.tell, "imitate")
-    fine_tune(policy, samples, config, session.config.seed, _train(session).token_budget, session.ledger, tell)
+    _learn(session, policy, samples, config, "imitate")
+
+
+def _learn(
+    session: Session, policy: LocalPolicy, samples: Sequence[Sample], config: Stage1Config | ImitationConfig, phase: str
+) -> None:
+    """Fine-tune under the cell's seed and ledger, with progress."""
+    session.rest()
+    if _train(session).gradient_checkpointing:
+        policy.checkpoint_gradients()
+    train, tell, ledger = _train(session), partial(session.tell, phase), session.ledger
+    seed, budget = session.config.seed, train.token_budget
+    fine_tune(policy, samples, config, seed, budget, ledger, tell, session.world, train.max_skipped)
 
 
 def _jobs(session: Session, panel: Panel, phase: int, tasks: int, attempts: int) -> list[Job]:
@@ -97,7 +121,7 @@ def _train(session: Session) -> TrainConfig:
 
 def external_teacher(session: Session, policy: LocalPolicy) -> LocalPolicy:
     """The cell's external teacher. Raises HarnessError where its tokens are not the policy's."""
-    teacher = local(load_policy(session.config.teacher, session.env))
+    teacher = local(load_policy(session.config.teacher, session.env, precision=session.config.precision))
     if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise HarnessError(
             f"teacher {session.config.teacher!r} cannot score the tokens of {session.config.policy!r}: "
@@ -137,14 +161,16 @@ def load_samples(path: Path) -> list[Sample]:
 
 
 class charged:
-    """Add the time spent inside to a ledger."""
+    """Add the time spent inside to a ledger: on the wall, and of all processes' cores."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
+    def __init__(self, ledger: Ledger, world: World) -> None:
+        self.ledger, self.world = ledger, world
 
     def __enter__(self) -> None:
         self.wall, self.cpu = time.perf_counter(), time.process_time()
 
-    def __exit__(self, *_: object) -> None:
-        self.ledger.wall_seconds += time.perf_counter() - self.wall
-        self.ledger.cpu_seconds += time.process_time() - self.cpu
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:  # else the others are not here to add theirs
+            spent = self.world.total({"cpu": time.process_time() - self.cpu})
+            self.ledger.wall_seconds += time.perf_counter() - self.wall
+            self.ledger.cpu_seconds += spent["cpu"]

@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from rich.text import Text
 
 
 @dataclass(frozen=True)
@@ -64,18 +64,18 @@ class Board:
         self.began: dict[str, tuple[float, int]] = {}
         self.tasks: dict[str, TaskID] = {}
         self.bars = Bars(
-            TextColumn("{task.description}"),
-            TextColumn("{task.fields[phase]}", style="cyan"),
+            TextColumn("{task.description}", markup=False),
+            TextColumn("{task.fields[phase]}", style="cyan", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("ETA"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[detail]}"),
+            TextColumn("{task.fields[detail]}", markup=False),
             console=console,
             disable=not self.live,
         )
-        self.overall = self.bars.add_task("[bold]all cells", total=self.total, completed=finished, phase="", detail="")
+        self.overall = self.bars.add_task("all cells", total=self.total, completed=finished, phase="", detail="")
 
     def __enter__(self) -> Self:
         self.bars.start()
@@ -105,13 +105,12 @@ class Board:
         if key in self.tasks:
             self.bars.remove_task(self.tasks.pop(key))
         self.bars.update(self.overall, completed=self.finished)
-        mark = "[red]✗[/red]" if error else "[green]✓[/green]"
-        tail = f": {error}" if error else ""
-        self.console.print(f"{mark} {escape(self.titles[key] + tail)}  ({self.finished}/{self.total})", highlight=False)
+        mark, tail = (("✗", "red"), f": {error}") if error else (("✓", "green"), "")
+        self.console.print(Text.assemble(mark, f" {self.titles[key]}{tail}  ({self.finished}/{self.total})"))
 
     def _bar(self, key: str, progress: Progress, fresh: bool) -> None:
         if key not in self.tasks:
-            self.tasks[key] = self.bars.add_task(escape(self.titles[key]), total=None, phase="", detail="")
+            self.tasks[key] = self.bars.add_task(self.titles[key], total=None, phase="", detail="")
         elif fresh:
             self.bars.reset(self.tasks[key])  # the ETA of one phase says nothing about the next
         self.bars.update(
@@ -119,7 +118,7 @@ class Board:
             total=progress.total,
             completed=progress.done,
             phase=progress.phase,
-            detail=escape(progress.detail),
+            detail=progress.detail,
         )
 
     def _line(self, key: str, progress: Progress, fresh: bool) -> None:

@@ -1,5 +1,7 @@
 """Recipes: find one by name or path, apply ``key=value`` overrides, expand it into cells. No model is loaded here.
 
+A recipe may extend another and say only what differs.
+
 The settings of a cell are the recipe's shared ones, overlaid by its environment's, overlaid by what that environment
 says about its method. What cannot influence a cell (stage 1 of a method without one, a teacher nobody asks) is left
 out of its configuration, so that it does not enter the cell's hash either.
@@ -13,13 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel
 
 from harness.annotators import SCRIPTED, check_annotator
 from harness.config import (
     AnalysisConfig,
     CellConfig,
+    EngineConfig,
     EnvConfig,
     EnvPlan,
     EvalConfig,
@@ -31,11 +33,9 @@ from harness.config import (
 from harness.contracts import AgentEnv, HarnessError, unknown
 from harness.library import fingerprint_of, load_library
 from harness.methods import Method, get_method
+from harness.overlays import SECTIONS, apply_override, deep_merge, extend
 from harness.registry import METHODS, env_class, find_file, make_env, packaged_files, registered
-from harness.validation import validate
-
-SECTIONS = ("train", "stage1", "imitation", "analysis", "eval")
-"""Settings that a recipe shares between its cells and that environments, variants and methods may override."""
+from harness.validation import read_yaml, require_extra, validate
 
 AXES = ("start", "rollout", "evaluation", "advantage", "teacher", "signal", "rehearsal")
 """Parts of a method that a recipe may override."""
@@ -57,12 +57,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     Raises HarnessError, one line with file, setting and nearest valid value, for anything that does not fit.
     """
     path = find_file("recipe", name, packaged())
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise HarnessError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(data, dict):
-        raise HarnessError(f"{path} does not hold a recipe: expected settings such as 'methods:' and 'envs:'")
+    data = read_recipe(path)
     validate(Recipe, data, str(path))
     for override in overrides:
         data = apply_override(data, override)
@@ -70,88 +65,70 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     return validate(Recipe, data, str(path))
 
 
-def apply_override(data: Mapping[str, Any], override: str) -> dict[str, Any]:
-    """A recipe's data with one ``key=value`` applied; values are YAML.
+def read_recipe(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A recipe's data, laid over those of the recipe that it ``extends``: a packaged one, or a file beside it.
 
-    ``train.updates=3`` holds for every cell: environments and methods lose their own value of that setting. Variants
-    keep theirs, which is what makes them variants; ``variants.grpo-20.train.updates=3`` changes one.
-    ``envs.Sokoban-v1.train.updates=3`` holds for one environment; ``envs=[Sokoban-v1]`` selects environments.
+    ``below`` are the recipes that extend this one. Raises HarnessError as ``load_recipe``.
     """
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise HarnessError(f"override {override!r} is not of the form key=value, e.g. train.updates=3")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise HarnessError(f"override {override!r}: {text!r} is not a YAML value") from error
-    path = key.split(".")
-    result: dict[str, Any] = deep_copy(data)
-    if path == ["envs"] and isinstance(value, list) and all(isinstance(item, str) for item in value):
-        result["envs"] = [_plan(result["envs"], env_id) for env_id in value]
-        return result
-    if path[0] in SECTIONS:
-        for plan in result["envs"]:
-            for overlay in (plan, *plan.get("methods", {}).values()):
-                _discard(overlay, path)
-    node: Any = result
-    for part in path[:-1]:
-        node = _plan(node, part) if isinstance(node, list) else node.setdefault(part, {})
-        if not isinstance(node, dict | list):
-            raise HarnessError(f"override {override!r}: {part!r} has no settings of its own")
-    if not isinstance(node, dict):
-        raise HarnessError(
-            f"override {override!r}: name a setting of one of the {path[-2]}, e.g. {key}.train.updates=3"
-        )
-    node[path[-1]] = value
-    return result
-
-
-def _plan(plans: list[dict[str, Any]], env_id: str) -> dict[str, Any]:
-    found = {plan["env"]["id"]: plan for plan in plans}
-    if env_id not in found:
-        raise unknown("environment of this recipe", env_id, found)
-    return found[env_id]
-
-
-def _discard(node: Any, path: Sequence[str]) -> None:
-    for part in path[:-1]:
-        node = node.get(part) if isinstance(node, dict) else None
-    if isinstance(node, dict):
-        node.pop(path[-1], None)
-
-
-def deep_copy(value: Any) -> Any:
-    """Copy nested dicts and lists."""
-    if isinstance(value, Mapping):
-        return {key: deep_copy(item) for key, item in value.items()}
-    return [deep_copy(item) for item in value] if isinstance(value, list) else value
-
-
-def deep_merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` overlaid by ``overlay``, dict by dict; any other value replaces."""
-    merged = dict(base)
-    for key, value in overlay.items():
-        below = merged.get(key)
-        nested = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[key] = deep_merge(below, value) if nested else value  # type: ignore[arg-type]
-    return merged
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HarnessError(f"{path} is not YAML: {error}") from error
+    data = read_yaml(text, f"{path} is not YAML")
+    if not isinstance(data, dict):
+        raise HarnessError(f"{path} does not hold a recipe: expected settings such as 'methods:' and 'envs:'")
+    name = data.pop("extends", None)
+    if name is None:
+        return data
+    if not isinstance(name, str):
+        raise HarnessError(f"{path}: extends: expected the name or file of a recipe, got {name!r}")
+    beside = path.parent / name
+    base = beside if beside.is_file() else find_file("recipe", name, packaged())
+    chain = (*below, path.resolve())
+    if base.resolve() in chain:
+        raise HarnessError(f"{path} extends {name}, which extends it in turn")
+    if "name" not in data:
+        raise HarnessError(f"{path}: a recipe that extends another has a name of its own: name: ...")
+    extended = read_recipe(base, chain)
+    validate(Recipe, extended, str(base))
+    return extend(extended, data, str(path))
 
 
 # ----------------------------------------------------------------------------------------------- expansion
 
 
-def expand(recipe: Recipe) -> list[CellConfig]:
+def expand(recipe: Recipe, fingerprint: Callable[[str], str] | None = None) -> list[CellConfig]:
     """All cells of a recipe: baselines and the base policy (evaluation only), then every method, for every seed.
 
     Environments are built and panels, methods, policies, libraries and options checked, so that a bad recipe fails
-    here. A recipe with the method ``vanilla`` has the base policy in it under that name.
+    here. A recipe with the method ``vanilla`` has the base policy in it under that name. ``fingerprint`` checks a
+    policy and hashes its weights; by default it may download them.
     """
-    fingerprint = cache(_fingerprint)  # weights are hashed once
-    cells = [cell for plan in recipe.envs for cell in _plan_cells(recipe, plan, fingerprint)]
+    hashed = cache(fingerprint or _fingerprint)  # weights are hashed once
+    cells = [_computed(recipe, cell) for plan in recipe.envs for cell in _plan_cells(recipe, plan, hashed)]
     unique = {cell.hash: cell for cell in cells}
     if not unique:
         raise HarnessError(f"recipe {recipe.name} has no cells: it needs environments and seeds")
     return list(unique.values())
+
+
+def _computed(recipe: Recipe, cell: CellConfig) -> CellConfig:
+    """A cell with the recipe's precision and engine, as far as they can influence it."""
+    from harness.policy.load import trainable
+
+    if not trainable(cell.policy):
+        return cell
+    engine, method = recipe.engine, cell.method
+    if method is None or not method.learns:  # there is no gradient to correct
+        usual = EngineConfig()
+        engine = engine.model_copy(update={"correction": usual.correction, "cap": usual.cap})
+    if engine.kind == "vllm":
+        for section in ("train", "stage1", "eval"):
+            heat = getattr(getattr(cell, section), "temperature", 0)
+            if not (heat == 0 or 0.01 <= heat <= 2):
+                where = f"recipe {recipe.name}: {section}.temperature {heat:g}"
+                raise HarnessError(f"{where}: vLLM samples at 0 or from 0.01 to 2; use engine.kind local")
+    return cell.model_copy(update={"precision": recipe.precision, "engine": engine})
 
 
 def _plan_cells(recipe: Recipe, plan: EnvPlan, fingerprint: Callable[[str], str]) -> list[CellConfig]:
@@ -197,14 +174,14 @@ def _method_cell(
     if method.teacher and method.teacher.context == "oracle_skill":
         _require_override(env, "oracle_skill", "writes no oracle skill for the context oracle_skill", where)
     train = validate(TrainConfig, sections["train"], f"{where}.train")
+    if method.trains and train.lora:
+        require_extra(f"{where}.train.lora", "peft", "lora")
     if not method.learns:
         train = train.model_copy(update={"updates": 0})
     return CellConfig(
         env=env,
         policy=recipe.policy,
         policy_fingerprint=fingerprint(recipe.policy),
-        precision=recipe.precision,
-        engine=recipe.engine,
         method=method,
         teacher=recipe.teacher if external else "",
         teacher_fingerprint=fingerprint(recipe.teacher) if external else "",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import PIL.Image
+from numpy.typing import NDArray
 
 from harness.config import CellConfig
 from harness.contracts import Episode, HarnessError, Image, Prompt, Step
@@ -51,6 +52,8 @@ CREDIT_COLUMNS = (
 )
 EPISODE_COLUMNS = ("phase", "update", "task", "kind", "attempt", "success", "skills", "detail", "task_text", "trace")
 """Columns of the recorded episodes that readers rely on; there are more."""
+TRACES_AT_ONCE = 2048
+"""Read together where only some are wanted."""
 
 
 def trace(episode: Episode, pictures: Path | None) -> str:
@@ -152,11 +155,49 @@ def read_episodes(cell: CellDir) -> pd.DataFrame:
     return _frame(cell, "episodes", EPISODE_COLUMNS)
 
 
-def _frame(cell: CellDir, name: str, columns: Sequence[str]) -> pd.DataFrame:
+def read_outcomes(cell: CellDir) -> pd.DataFrame:
+    """As :func:`read_episodes` without ``trace``, which takes more room than all the rest: what each came to."""
+    return _frame(cell, "episodes", [name for name in EPISODE_COLUMNS if name != "trace"], leave_out="trace")
+
+
+def read_traces(cell: CellDir, rows: NDArray[np.int64]) -> list[str]:
+    """The ``trace`` of some recorded episodes, by their places in ascending order; the others are passed by.
+
+    Raises HarnessError for a broken file.
+    """
+    path = cell.path / "episodes.parquet"
+    import pyarrow.parquet
+
+    found: list[str] = []
+    start = 0
+    try:
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(TRACES_AT_ONCE, columns=["trace"]):
+            wanted = rows[(rows >= start) & (rows < start + len(batch))] - start
+            found += batch.column(0).take(pyarrow.array(wanted)).to_pylist()
+            start += len(batch)
+    except (OSError, ValueError) as error:
+        raise HarnessError(f"cannot read {path}: {error}") from error
+    return found
+
+
+def episodes_recorded(cell: CellDir) -> int:
+    """How many episodes :func:`read_episodes` finds, from the file's end alone. Raises HarnessError as it does."""
+    path = cell.path / "episodes.parquet"
+    if not path.is_file():
+        return 0
+    import pyarrow.parquet
+
+    try:
+        return int(pyarrow.parquet.read_metadata(path).num_rows)
+    except (OSError, ValueError) as error:
+        raise HarnessError(f"cannot read {path}: {error}") from error
+
+
+def _frame(cell: CellDir, name: str, columns: Sequence[str], leave_out: str = "") -> pd.DataFrame:
     """A parquet file as a frame that has these columns, with or without rows."""
     import pandas  # loaded by readers only: a running cell has no use for it
 
-    table = read_table(cell, name)
+    table = read_table(cell, name, leave_out)
     if table is None:
         return pandas.DataFrame(columns=list(columns))
     if missing := [column for column in columns if column not in table.column_names]:
@@ -165,14 +206,18 @@ def _frame(cell: CellDir, name: str, columns: Sequence[str]) -> pd.DataFrame:
     return frame
 
 
-def read_table(cell: CellDir, name: str) -> Any:
-    """A parquet file of a finished cell as pyarrow table; None where there is none, HarnessError for a broken one."""
+def read_table(cell: CellDir, name: str, leave_out: str = "") -> Any:
+    """A parquet file of a finished cell as pyarrow table, without the column ``leave_out``; None where there is none.
+
+    Raises HarnessError for a broken one.
+    """
     path = cell.path / f"{name}.parquet"
     if not path.is_file():
         return None
     import pyarrow.parquet
 
     try:
-        return pyarrow.parquet.read_table(path)
+        file = pyarrow.parquet.ParquetFile(path)
+        return file.read([column for column in file.schema_arrow.names if column != leave_out])
     except (OSError, ValueError) as error:
         raise HarnessError(f"cannot read {path}: {error}") from error

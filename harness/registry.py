@@ -17,6 +17,7 @@ exit code) as a default; the first line of its docstring is what ``harness --hel
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -70,14 +71,15 @@ def load(point: EntryPoint) -> Any:
 
 
 def packaged_files(folder: str, ending: str) -> dict[str, Path]:
-    """The files of a folder of the package, by name without ending."""
+    """The files below a folder of the package, by path within it without ending, e.g. ``paper/table1``."""
     found = Path(str(files("harness"))) / folder
-    return {path.stem: path for path in sorted(found.glob(f"*{ending}"))}
+    paths = sorted(found.rglob(f"*{ending}"), key=lambda path: (len(path.relative_to(found).parts), path))
+    return {path.relative_to(found).as_posix().removesuffix(ending): path for path in paths}
 
 
 def find_file(what: str, name: str, known: Mapping[str, Path]) -> Path:
     """The file that a packaged name or a path means; HarnessError with the nearest name if there is none."""
     path = known.get(name, Path(name))
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
         raise HarnessError(f"no such {what} file: {name}") if path.suffix else unknown(what, name, known)
     return path

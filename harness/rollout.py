@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from harness.contracts import AgentEnv, Episode, Step, StopReason, Task, Turn, View
+from harness.contracts import AgentEnv, Episode, HarnessError, Step, StopReason, Task, Turn, View
 from harness.policy.base import Policy, Request, Sampling
 from harness.pool import EnvPool, State
 from harness.prompts import fit_prompt
@@ -22,14 +22,20 @@ class Job:
     skill: str = ""
 
 
+FEWEST = 20
+"""Crashes of a smaller rollout are counted as if it had so many episodes: one of three is not yet a rate."""
+
+
 @dataclass(frozen=True)
 class Rules:
-    """The part of the protocol that shapes an episode."""
+    """The part of the protocol that shapes an episode, and how many of a rollout's may crash."""
 
     history: int
     max_steps: int
     max_prompt_tokens: int
     sampling: Sampling
+    max_env_errors: float = 1.0
+    """Share of the episodes, of at least ``FEWEST``, whose environments may crash."""
 
 
 @dataclass
@@ -74,7 +80,11 @@ def rollout(
         batch: Episodes in flight at once; changes speed and memory only.
         on_step: Called after every round with (finished episodes, sampled tokens so far).
         on_end: Called with every episode as soon as it is over.
+
+    Raises HarnessError as soon as more environments have crashed than ``rules.max_env_errors`` allows; the traceback of
+    the first is its note.
     """
+    crashed: list[Episode] = []
     pool.forget_images()
     finished: dict[int, Episode] = {}
     waiting = iter(range(len(jobs)))
@@ -88,6 +98,10 @@ def rollout(
         pool.release(slot)
         if on_end:
             on_end(run.episode)
+        if reason is StopReason.ENV_ERROR:
+            crashed.append(run.episode)
+            if len(crashed) > rules.max_env_errors * max(FEWEST, len(jobs)):
+                raise _too_many(crashed, len(jobs), rules.max_env_errors)
 
     while True:
         free = [slot for slot in range(batch) if slot not in running]
@@ -95,7 +109,7 @@ def rollout(
         for slot, run in _start(env, pool, {slot: (i, jobs[i]) for slot, i in starting.items()}).items():
             running[slot] = run
             if run.state.error:
-                run.episode.error = run.state.error
+                run.episode.error, run.episode.traceback = run.state.error, run.state.traceback
                 finish(slot, StopReason.ENV_ERROR)
         if not running:
             if len(finished) == len(jobs):
@@ -124,7 +138,7 @@ def rollout(
             run, new = running[slot], states[slot]
             sampled += response.tokens
             if new.error:
-                run.episode.error = new.error
+                run.episode.error, run.episode.traceback = new.error, new.traceback
                 finish(slot, StopReason.ENV_ERROR)
                 continue
             action, readable = parsed[slot]
@@ -153,6 +167,17 @@ def _start(env: AgentEnv, pool: EnvPool, jobs: dict[int, tuple[int, Job]]) -> di
         text = "" if state.error else env.task_text(state.observation)
         started[slot] = _Running(index, state, Episode(job.task, job.attempt, text))
     return started
+
+
+def _too_many(crashed: Sequence[Episode], total: int, limit: float) -> HarnessError:
+    """The end of a rollout in which environments crash too often."""
+    first = crashed[0]
+    error = HarnessError(
+        f"{len(crashed)} of {total} episodes have crashed in their environment, more than env.max_env_errors={limit:g} "
+        f"allows; the first, {first.task.id}: {first.error}"
+    )
+    error.add_note(first.traceback or first.error)
+    return error
 
 
 def _stop_reason(state: State, steps: int, max_steps: int) -> StopReason | None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
+from harness import objective
+from harness.config import EngineConfig
 from harness.contracts import Episode, Ledger, Prompt
 from harness.credit import Credit
+from harness.policy.base import Policy
 from harness.policy.local import LocalPolicy
 
 
@@ -25,6 +30,7 @@ class Row:
         advantage: A, the same for all tokens; None where the row takes no part in the policy gradient.
         teacher_prompt: What the teacher reads in place of ``prompt``; None where the row is not distilled.
         watched: Whether the update tells what each of its tokens learned.
+        correction: Factor of each token's policy gradient where an engine sampled it; None where there is none.
     """
 
     prompt: Prompt
@@ -35,6 +41,7 @@ class Row:
     advantage: float | None
     teacher_prompt: Prompt | None = None
     watched: bool = False
+    correction: tuple[float, ...] | None = None
 
     @property
     def active(self) -> bool:
@@ -77,9 +84,38 @@ class Streams:
     teacher: dict[int, torch.Tensor]
 
 
-def forward_flops(policy: LocalPolicy, prompts: Iterable[Prompt], response_tokens: int) -> float:
+def choose(rows: Sequence[Row], limit: int | None, key: tuple[int, ...]) -> list[int]:
+    """Places of the rows that any loss term uses, at most ``limit`` of them, drawn without replacement."""
+    active = [place for place, row in enumerate(rows) if row.active and row.response]
+    if limit is None or len(active) <= limit:
+        return active
+    chosen = np.random.default_rng(key).choice(len(active), limit, replace=False)
+    return [active[i] for i in sorted(chosen)]
+
+
+def mini_batches(rows: Sequence[Row], count: int, key: tuple[int, ...]) -> list[list[int]]:
+    """Split by task, so that equal states stay together and are encoded once; sizes are balanced greedily."""
+    by_group: dict[int, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        by_group[row.group].append(index)
+    order = np.random.default_rng(key).permutation(sorted(by_group))
+    batches: list[list[int]] = [[] for _ in range(min(count, len(order)))]
+    for group in order:
+        min(batches, key=len).extend(by_group[int(group)])
+    return batches
+
+
+def forward_flops(policy: Policy, prompts: Iterable[Prompt], response_tokens: int) -> float:
     """Estimated cost of one forward pass: 2 x parameters x tokens, prompts included."""
     return 2.0 * policy.parameters * (sum(policy.prompt_tokens(prompt) for prompt in prompts) + response_tokens)
+
+
+def training_flops(policy: LocalPolicy, prompts: Iterable[Prompt], response_tokens: int) -> float:
+    """Estimated cost of training on the rows: three times a forward pass, or twice where all but adapters is frozen.
+
+    The backward pass costs one forward for the gradients of activations and one for those of the weights.
+    """
+    return (2 if policy.adapters else 3) * forward_flops(policy, prompts, response_tokens)
 
 
 def score_rows(
@@ -91,6 +127,40 @@ def score_rows(
     with torch.no_grad():
         scores = policy.score(pairs, temperature=temperature)
     return list(scores.split())
+
+
+def rescored(
+    rows: Sequence[Row], scores: Mapping[int, torch.Tensor], engine: EngineConfig
+) -> tuple[list[Row], dict[str, float]]:
+    """Rows that an engine sampled, under the policy's own log-probs, and how far the engine was from them.
+
+    Args:
+        rows: ``logp_old`` holds what the engine reported.
+        scores: The policy's log-probs of the rows that are trained on, by index.
+        engine: Whether and how the gap is corrected.
+
+    Returns:
+        The rows, and in nats per token, with d = l - l_sampler: ``sampler/gap`` = mean |d|, ``sampler/gap_max``,
+        ``sampler/kl`` = mean -d, an unbiased estimate of KL(sampler || policy), and under the truncated correction its
+        mean ``sampler/weight``. Without tokens there are no statistics.
+    """
+    new, gaps, weights = list(rows), [], []
+    for index, logp in scores.items():
+        sampled = logp.new_tensor(rows[index].logp_old)
+        gaps.append(logp - sampled)
+        weights.append(objective.truncated_importance(logp, sampled, engine.cap))
+        new[index] = replace(
+            rows[index],
+            logp_old=tuple(logp.tolist()),
+            correction=tuple(weights[-1].tolist()) if engine.correction == "truncated" else None,
+        )
+    if not gaps:
+        return new, {}
+    gap = torch.cat(gaps)
+    statistics = {"gap": gap.abs().mean(), "gap_max": gap.abs().max(), "kl": -gap.mean()}
+    if engine.correction == "truncated":
+        statistics["weight"] = torch.cat(weights).mean()
+    return new, {f"sampler/{name}": value.item() for name, value in statistics.items()}
 
 
 def charge_play(ledger: Ledger, policy: LocalPolicy, episodes: Sequence[Episode]) -> int:

@@ -16,6 +16,7 @@ skills nor analysis.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 
@@ -25,9 +26,10 @@ import torch
 from harness.config import AnalysisConfig, ImitationConfig, Stage1Config
 from harness.contracts import AgentEnv, Episode, HarnessError, Ledger, Prompt, Skill, Task
 from harness.methods import Teacher
-from harness.policy.base import Request, Sampling
+from harness.policy.base import Policy, Request, Sampling
 from harness.policy.local import LocalPolicy
-from harness.rows import Sample, forward_flops
+from harness.policy.sharded import clip_gradients, learner_of, take_back
+from harness.rows import Sample, forward_flops, training_flops
 from harness.skills import (
     analysis_prompt,
     as_it_is,
@@ -37,17 +39,22 @@ from harness.skills import (
     shuffle_skills,
     skill_answer,
 )
+from harness.skipping import Skips, likely_cause
+from harness.world import World
+
+log = logging.getLogger(__name__)
 
 NO_SKILL = Skill(text="", summary="", author="", update=-1, raw="")
 
 
 def analyse(
-    analyzer: LocalPolicy,
+    analyzer: Policy,
     episodes: Sequence[Episode],
     config: AnalysisConfig,
     update: int,
     ledger: Ledger,
     brief: Callable[[str], str] = as_it_is,
+    world: World | None = None,
 ) -> list[Skill]:
     """The analyzer's hindsight skill for each episode: one greedy attempt, malformed answers stay empty.
 
@@ -55,6 +62,7 @@ def analyse(
 
     Episodes without a step and analysis prompts that do not fit get no skill.
     """
+    world = world or World()
     requests: dict[int, Request] = {}
     for index, episode in enumerate(episodes):
         prompt, _ = analysis_prompt(
@@ -62,7 +70,8 @@ def analyse(
         )
         if prompt is not None and episode.steps and episode.counted:
             requests[index] = Request(prompt, key=(update, index))
-    responses = analyzer.generate(list(requests.values()), Sampling(temperature=0.0, max_tokens=config.max_tokens))
+    mine = world.mine(list(requests.values()))
+    responses = world.collect(analyzer.generate(mine, Sampling(temperature=0.0, max_tokens=config.max_tokens)))
     tokens = sum(len(response.token_ids) for response in responses)
     ledger.analyzer_tokens += tokens
     ledger.flops += forward_flops(analyzer, (request.prompt for request in requests.values()), tokens)
@@ -133,17 +142,22 @@ def fine_tune(
     token_budget: int,
     ledger: Ledger,
     report: Callable[[int, int], None],
+    world: World | None = None,
+    max_skipped: int = 5,
 ) -> float:
     """Fine-tune on (prompt -> answer) and return the last epoch's loss, the mean over answer tokens.
 
     AdamW with betas (0.9, 0.95), weight decay 0.01, 10 % linear warm-up, cosine decay, gradient norm clipped at 1.
+    A step without a finite gradient is left out and told; HarnessError ends ``max_skipped`` of them in a row.
     """
-    optimizer = torch.optim.AdamW(
-        policy.model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.01, fused=True
-    )
+    world = world or World()
+    learner = learner_of(policy, world)
+    trained = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
     total = config.epochs * math.ceil(len(samples) / config.batch)
     warmup = max(1, round(0.1 * total))
-    step, loss_sum, token_sum = 0, 0.0, 0
+    step, skipped, loss_sum, token_sum = 0, 0, 0.0, 0
+    skips = Skips(max_skipped)
     for epoch in range(config.epochs):
         loss_sum, token_sum = 0.0, 0
         order = np.random.default_rng([seed, epoch, 3]).permutation(len(samples))
@@ -154,19 +168,30 @@ def fine_tune(
             scale = (step + 1) / warmup if step < warmup else 0.5 * (1 + math.cos(math.pi * progress))
             optimizer.param_groups[0]["lr"] = config.learning_rate * scale
             optimizer.zero_grad(set_to_none=True)
-            for part in policy.plan_micro_batches(batch, token_budget):
-                loss = -policy.score([batch[i] for i in part]).logprobs.sum() / tokens
+            learned = 0.0
+            for part, counts in world.deal(policy.plan_micro_batches(batch, token_budget)):
+                loss = counts * -learner.score([batch[i] for i in part]).logprobs.sum() / tokens
                 loss.backward()
-                loss_sum += loss.item() * tokens
-            torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
-            optimizer.step()
+                learned += loss.item() * tokens
+            learned = world.total({"loss": learned})["loss"]
+            world.add_gradients(trained)
+            norm = clip_gradients(trained, 1.0)
             step += 1
-            token_sum += tokens
-            ledger.optimizer_steps += 1
+            where = f"fine-tuning step {step} of {total}"
+            if skips.steps(norm, where, lambda: likely_cause(optimizer)):
+                optimizer.step()
+                loss_sum += learned
+                token_sum += tokens
+                ledger.optimizer_steps += 1
+            else:
+                skipped += 1
             ledger.trained_tokens += tokens
-            ledger.flops += 3 * forward_flops(policy, (prompt for prompt, _ in batch), tokens)
+            ledger.flops += training_flops(policy, (prompt for prompt, _ in batch), tokens)
             report(step, total)
-    return loss_sum / token_sum
+    take_back(policy, learner)
+    if skipped:
+        log.warning("fine-tuning left out %d of %d steps: their gradients were not finite", skipped, total)
+    return loss_sum / max(1, token_sum)
 
 
 def skill_samples(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from harness.contracts import HarnessError
+from harness.terminal import Terminal
 
 EPILOG = """\
 examples:
@@ -86,8 +85,8 @@ def _list(options: argparse.Namespace) -> int:
     for name in packaged():
         library = load_library(name)
         envs = "\n".join(sorted({entry.env for entry in library.skills}))
-        table.add_row(name, envs, str(len(library.skills)), library.provenance.author, escape(library.summary))
-    Console().print(table)
+        table.add_row(name, envs, str(len(library.skills)), library.provenance.author, library.summary)
+    Terminal().print(table)
     return 0
 
 
@@ -100,24 +99,22 @@ def _show(options: argparse.Namespace) -> int:
     if options.env is not None and options.env not in envs:
         known = ", ".join(sorted(envs))
         raise HarnessError(f"skill library {library.name!r} has no skill about {options.env!r}, only about {known}")
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     wrote = library.provenance
     command = f", exported with {wrote.command}" if wrote.command else ""
-    console.print(escape(f"{library.name}: {library.summary}"), soft_wrap=True)
-    console.print(escape(f"written by {wrote.author}{command}; fingerprint {library.fingerprint[:16]}"), soft_wrap=True)
+    console.print(f"{library.name}: {library.summary}", soft_wrap=True)
+    console.print(f"written by {wrote.author}{command}; fingerprint {library.fingerprint[:16]}", soft_wrap=True)
     for origin in wrote.cells:
         console.print(
-            escape(
-                f"cell {origin.cell}: {origin.env} {origin.method} {origin.policy} seed {origin.seed}, updates "
-                f"{spell(origin.updates)}, {origin.usable} usable of {origin.skills} skills"
-            ),
+            f"cell {origin.cell}: {origin.env} {origin.method} {origin.policy} seed {origin.seed}, updates "
+            f"{spell(origin.updates)}, {origin.usable} usable of {origin.skills} skills",
             soft_wrap=True,
         )
     table = Table("environment", "about", "skill", "support", box=None)
     for entry in library.skills:
         if options.env in (None, entry.env):
             support = entry.source.support if entry.source else "-"
-            table.add_row(entry.env, escape(about(entry.place)), escape(entry.text), support)
+            table.add_row(entry.env, about(entry.place), entry.text, support)
     console.print(table)
     return 0
 
@@ -142,7 +139,7 @@ def _export(options: argparse.Namespace) -> int:
     for group in taken:
         if group.place[2] is None:
             numbers = (group.usable, group.distinct, len(group.entries))
-            table.add_row(group.place[0], escape(about(group.place)), *map(str, numbers))
+            table.add_row(group.place[0], about(group.place), *map(str, numbers))
     for env in sorted({group.place[0] for group in taken if group.place[2]}):
         tasks = [group for group in taken if group.place[0] == env and group.place[2]]
         numbers = (
@@ -151,7 +148,7 @@ def _export(options: argparse.Namespace) -> int:
             sum(len(group.entries) for group in tasks),
         )
         table.add_row(env, f"{len(tasks)} tasks", *map(str, numbers))
-    Console().print(table)
+    Terminal().print(table)
     instances = library.provenance.instances
     print(f"{len(library.skills)} skills, {instances} of them name a numbered instance: {options.out}")
     return 0

@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple
 
 from harness import __version__
 from harness.config import CellConfig
-from harness.contracts import IMAGE_PLACEHOLDER, HarnessError
+from harness.contracts import HarnessError, plain
 from harness.library import Entry, Library, Origin, Place, Provenance, Source, normalised
 from harness.records import finished_cell, read_episodes
-from harness.skills import instances
+from harness.skill_measures import instances
 from harness.store import CellDir, Record
 from harness.validation import validate
 
@@ -172,7 +172,7 @@ def _entry(place: Place, skills: Sequence[Written]) -> Entry:
         successes=sum(skill.record["success"] for skill in skills),
     )
     env, kind, task = place
-    return Entry(env=env, kind=kind, task=task, text=text.replace(IMAGE_PLACEHOLDER, "(image)"), source=source)
+    return Entry(env=env, kind=kind, task=task, text=plain(text), source=source)
 
 
 # ------------------------------------------------------------------------------------------------- updates

@@ -7,12 +7,14 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.contracts import IMAGE_PLACEHOLDER, Episode, Image, Prompt, Skill, Step
+from harness.contracts import IMAGE_PLACEHOLDER, Episode, Image, Prompt, Skill, Step, plain
+from harness.inert import readable
 
 # ------------------------------------------------------------------------------------------ analysis prompt
 
@@ -95,15 +97,15 @@ def render_analysis(episode: Episode, style: str, latest: int, brief: Callable[[
 def _paper_prompt(episode: Episode, steps: Sequence[tuple[int, Step]]) -> Prompt:
     lines = [_PAPER_HEAD.format(lesson=_LESSONS[episode.success])]
     if episode.task_text:
-        lines.append(f"Task: {_plain(episode.task_text)}")
+        lines.append(f"Task: {_quoted(episode.task_text)}")
     lines.append(f"Outcome (episode_success): {'success' if episode.success else 'failure'}")
     lines.append("Trajectory:")
     images: list[Image] = []
     for number, step in steps:
         images += step.observation["images"]
         lines.append(f"[Step {number}]")
-        lines.append(f"Observation: {_observation(step.observation['text'], step.observation['images'])}")
-        lines.append(f"Response: {_plain(step.response.text)}")
+        lines.append(f"Observation: {_observation(_quoted(step.observation['text']), step.observation['images'])}")
+        lines.append(f"Response: {_quoted(step.response.text)}")
         lines.append(f"Action valid: {'yes' if step.valid else 'no'}")
     return Prompt("\n".join(lines), tuple(images))
 
@@ -111,22 +113,28 @@ def _paper_prompt(episode: Episode, steps: Sequence[tuple[int, Step]]) -> Prompt
 def _compact_prompt(episode: Episode, steps: Sequence[tuple[int, Step]], brief: Callable[[str], str]) -> Prompt:
     text = _COMPACT_HEAD[episode.success]
     if episode.task_text:
-        text += _COMPACT_TASK + _plain(episode.task_text)
+        text += _COMPACT_TASK + plain(episode.task_text)
     images = steps[0][1].observation["images"] if steps else ()
     for number, step in steps:
-        if observation := _observation(brief(step.observation["text"]), images if number == 0 else ()):
+        if observation := _observation(plain(brief(step.observation["text"])), images if number == 0 else ()):
             text += _COMPACT_OBS + observation
-        text += (_COMPACT_ACT if step.valid else _COMPACT_INVALID) + _plain(brief(step.action))
+        text += (_COMPACT_ACT if step.valid else _COMPACT_INVALID) + plain(brief(step.action))
     return Prompt(text.strip(), tuple(images))
 
 
 def _observation(text: str, images: Sequence[Image]) -> str:
-    return IMAGE_PLACEHOLDER * len(images) + _plain(text).strip()
+    return IMAGE_PLACEHOLDER * len(images) + text.strip()
 
 
-def _plain(text: str) -> str:
-    """Text in which no image placeholder can be mistaken for an image."""
-    return text.replace(IMAGE_PLACEHOLDER, "(image)")
+_FORGED = re.compile(
+    r"([\n\r\v\f\x1c-\x1e\x85\u2028\u2029])"
+    r"(?=\[Step |(?:Rules|Task|Outcome|Trajectory|Observation|Response|Action valid)\b[^\n:]*:)"
+)
+
+
+def _quoted(text: str) -> str:
+    """Text quoted by an analysis prompt of the paper style: none of its later lines passes for one of the prompt's."""
+    return _FORGED.sub(r"\1 ", plain(text))
 
 
 # --------------------------------------------------------------------------------------------------- answer
@@ -155,6 +163,10 @@ class ParsedSkill(NamedTuple):
         return not self.error and bool(self.skill.strip())
 
 
+LONGEST, STARTS = 100_000, 200
+"""Characters of the longest answer that is read, and at how many braces an object is looked for: both bound time."""
+
+
 def parse_skill(answer: str) -> ParsedSkill:
     """Read an analyser's answer, forgivingly; never raises.
 
@@ -162,7 +174,10 @@ def parse_skill(answer: str) -> ParsedSkill:
     trailing commas; where a text holds no JSON object, balanced braces are read as a Python literal. The first object
     with an ``episode_skill`` counts, else the first object. Values that are no strings become their Python text.
     """
-    fenced = re.findall(r"```\w*\s*(.*?)```", answer, flags=re.DOTALL)
+    if len(answer) > LONGEST:
+        return ParsedSkill("", "", f"an answer of more than {LONGEST:,} characters")
+    *closed, _ = answer.split("```")
+    fenced = [re.sub(r"^\w*\s*", "", block) for block in closed[1::2]]
     first: dict[Any, Any] | None = None
     for text in [*fenced, answer]:
         for variant in (text, re.sub(r",\s*([}\]])", r"\1", text)):
@@ -182,14 +197,17 @@ def read_skill(answer: str, author: str, update: int) -> Skill:
 
 
 def _field(found: dict[Any, Any], name: str) -> str:
-    """A field as text. Half a surrogate pair, which JSON can spell but UTF-8 cannot, becomes a question mark."""
-    return str(found.get(name, "")).encode("utf-8", "replace").decode()
+    """A field as text. Half a surrogate pair, which JSON can spell but UTF-8 cannot, is replaced."""
+    try:
+        return readable(str(found.get(name, "")))
+    except (ValueError, RecursionError):  # a number of thousands of digits, or nested deeper than Python prints
+        return ""
 
 
 def _json_objects(text: str) -> Iterator[dict[str, Any]]:
     """JSON objects that start at any ``{`` of the text, nested ones included."""
     decoder = json.JSONDecoder(strict=False)
-    for match in re.finditer(r'\{(?=[ \t\n\r]*["}])', text):
+    for match in islice(re.finditer(r'\{(?=[ \t\n\r]*["}])', text), STARTS):
         try:
             yield decoder.raw_decode(text, match.start())[0]
         except (ValueError, RecursionError):  # ValueError: no JSON, or a number of thousands of digits
@@ -254,15 +272,29 @@ def insert_skill(prompt: Prompt, skill: str) -> Prompt:
     """The prompt with a skill block: behind the task line, else before "Now it's your turn", else at the end.
 
     One blank line stands on either side of the block. A blank skill returns the prompt, stripped. Images keep their
-    order; a placeholder inside the skill is spelled out, so that the numbers of placeholders and images stay equal.
+    order; a placeholder inside the skill is spelled out, so that the numbers of placeholders and images stay equal,
+    and no line of the skill ends in a bracket that would close the block.
     """
     text = prompt.text.strip()
     if not skill.strip():
         return Prompt(text, prompt.images)
-    block = _BLOCK_HEAD + _plain(skill.strip()) + _BLOCK_TAIL
+    block = _BLOCK_HEAD + _enclosed(plain(skill.strip())) + _BLOCK_TAIL
     position = _block_position(text)
     parts = (text[:position].rstrip(), block, text[position:].lstrip())
     return Prompt("\n\n".join(part for part in parts if part), prompt.images)
+
+
+def _enclosed(text: str) -> str:
+    """Text that cannot end the block and go on below it: a bracket that closes nothing at a line's end turns round."""
+    opened = 0
+
+    def rounded(match: re.Match[str]) -> str:
+        nonlocal opened
+        forged = len(match[0]) > 1 and not opened
+        opened = max(opened + (1 if match[0] == "[" else -1), 0)
+        return match[0].replace("]", ")") if forged else match[0]
+
+    return re.sub(r"\[|\](?:\s*\n)?", rounded, text)
 
 
 def _block_position(text: str) -> int:
@@ -289,7 +321,7 @@ PHRASES: tuple[str, ...] = (
 """Fixed pieces of the compact analysis prompt, of the answer and of the inserted block: one token each for ``tiny``."""
 
 
-# --------------------------------------------------------------------------------------- controls and audit
+# ------------------------------------------------------------------------------------------------- controls
 
 
 def exchange_attempts(skills: Sequence[Skill], groups: Sequence[int], key: Sequence[int]) -> list[Skill]:
@@ -340,46 +372,3 @@ def shuffle_skills(skills: Sequence[Skill], groups: Sequence[int], key: Sequence
     for place, index in enumerate(order):
         shuffled[index] = skills[order[(place + shift) % len(order)]]
     return shuffled
-
-
-@dataclass(frozen=True)
-class SkillAudit:
-    """What a set of skills looks like before anything is trained on it.
-
-    Attributes:
-        count: Episodes analysed.
-        usable: Share of them with a usable skill.
-        words: Mean length of the usable skills in words.
-        duplicates: Share of the usable skills whose text occurred before.
-        instances: Share of the usable skills that name an object instance of their own episode, e.g. ``drawer 3``.
-    """
-
-    count: int
-    usable: float
-    words: float
-    duplicates: float
-    instances: float
-
-
-def audit_skills(skills: Sequence[Skill], episodes: Sequence[Episode]) -> SkillAudit:
-    """Audit the skills of some episodes, one each; all shares are 0 where there is nothing to count."""
-    seen = ["\n".join(f"{step.observation['text']}\n{step.action}" for step in episode.steps) for episode in episodes]
-    return audit_texts([skill.text if skill.usable else "" for skill in skills], seen)
-
-
-def audit_texts(texts: Sequence[str], seen: Sequence[str]) -> SkillAudit:
-    """:func:`audit_skills` of texts, empty where a skill is unusable, and the observations and actions behind each."""
-    pairs = [(text, shown) for text, shown in zip(texts, seen, strict=True) if text]
-    many = max(len(pairs), 1)
-    return SkillAudit(
-        count=len(texts),
-        usable=len(pairs) / max(len(texts), 1),
-        words=sum(len(text.split()) for text, _ in pairs) / many,
-        duplicates=(len(pairs) - len({text for text, _ in pairs})) / many,
-        instances=sum(bool(instances(text) & instances(shown)) for text, shown in pairs) / many,
-    )
-
-
-def instances(text: str) -> set[str]:
-    """The numbered instances that a text names, such as ``drawer 3``; another task may not have them."""
-    return set(re.findall(r"\b[a-z]+ \d+\b", text.lower()))

@@ -11,34 +11,49 @@
                      episodes.jsonl one record per episode while running; episodes.parquet once finished
                      credit.jsonl   one record per step of detailed training episodes; credit.parquet once finished
                      pictures/      what the prompts of detailed episodes showed, by content
+                     start/         weights of the method's start, where that is not the base
+                     samples.pt     pairs of stage 1, where the method rehearses them
                      checkpoints/<update>/   while running; whatever the trainer put there, with checksums.json
                      policy/        final weights
+                     adapter/       final adapters alone, where adapters were trained
+                     error.txt      traceback of what ended the last run of an unfinished cell
 
-Every file is replaced atomically; JSONL files only grow. What was appended after the last checkpoint is dropped on
-resume with ``truncate``. A cell without training has no checkpoints: it keeps every episode that was journaled.
+Every file is replaced atomically; JSONL files only grow. A checkpoint states the checksums of its own files, of what
+it builds on (``start/``, ``samples.pt``) and of every journal up to its length at that time. To resume is to take the
+newest checkpoint of which all this holds and to cut the journals back to these lengths. A cell without training has no
+checkpoints: it keeps every episode that was journaled.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from harness.checksums import CHECKSUMS, Stated, beginning, checksum, checksums, difference, files
+from harness.claim import Claim, claim
 from harness.config import CellConfig
 from harness.contracts import HarnessError
+from harness.inert import readable
 
 Record = dict[str, Any]
 
-CHECKSUMS = "checksums.json"
 POLICY = "policy"
+ADAPTER = "adapter"
+"""Directory of a checkpoint or cell with the adapters alone, where those were trained."""
+START = "start"
+"""Directory of a cell with the weights of the method's start, where it is not the base."""
+SAMPLES = "samples.pt"
+"""File of a cell with the pairs of stage 1, where the method rehearses them."""
+JOURNALS = ("metrics.jsonl", "evals.jsonl", "skills.jsonl", "episodes.jsonl", "credit.jsonl")
 KEPT_CHECKPOINTS = 2
 PARQUET = ("episodes", "credit")
 """Journals that become parquet files."""
@@ -48,10 +63,11 @@ FULL = 1 << 20
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint: the update after which it was written, and where it lies."""
+    """A verified checkpoint: the update after which it was written, where it lies, and how long each journal was."""
 
     update: int
     path: Path
+    lengths: Mapping[str, int]
 
 
 class CellDir:
@@ -59,6 +75,7 @@ class CellDir:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
+        self._claim = Claim(self.path)
 
     @property
     def finished(self) -> bool:
@@ -73,25 +90,18 @@ class CellDir:
 
         The lock dies with its process, so a killed run never blocks the next one.
         """
-        with writing(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            handle = (self.path / "lock").open("a+")
-        with handle:
-            try:
-                # A POSIX lock: unlike flock(2), forked environment workers do not inherit it.
-                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError) as error:
-                handle.seek(0)
-                holder = handle.read().strip() or "unknown"
-                raise HarnessError(f"{self.path} is in use by another process (pid {holder})") from error
+        with ExitStack() as stack:
             with writing(self.path):
-                handle.truncate(0)
-                handle.write(str(os.getpid()))
-                handle.flush()
-            yield
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._claim = stack.enter_context(claim(self.path))
+            try:
+                yield
+            finally:
+                self._claim = Claim(self.path)
 
     def write_json(self, name: str, value: Any) -> None:
         """Replace a JSON file atomically."""
+        self._claim.check()
         write_json(self.path / name, value)
 
     def read_json(self, name: str) -> Any:
@@ -102,34 +112,32 @@ class CellDir:
         """Append records to a JSONL file, one line each, and hand them to the operating system."""
         if not records:
             return
+        self._claim.check()
         path = self.path / name
         with writing(path), path.open("a", encoding="utf-8") as file:
             file.write(_lines(records))
 
-    def records(self, name: str) -> list[Record]:
+    def records(self, name: str, broken: Callable[[str], None] | None = None) -> list[Record]:
         """The records of a JSONL file; none where there is no file. A torn last line is left out.
 
-        Raises HarnessError naming file and line for any other broken line.
+        Any other broken line is told to ``broken`` and left out; without ``broken``, HarnessError names file and line.
         """
         path = self.path / name
         if not path.is_file():
             return []
-        lines = path.read_bytes().split(b"\n")
         found = []
-        for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is empty or torn
+        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):  # the rest is empty or torn
             try:
                 found.append(json.loads(line))
             except ValueError as error:
-                raise HarnessError(f"{path}, line {number}: not JSON ({error})") from error
+                if broken is None:
+                    raise HarnessError(f"{path}, line {number}: not JSON ({error})") from error
+                broken(f"{path}, line {number}: not JSON")
         return found
-
-    def truncate(self, name: str, keep: Callable[[Record], bool]) -> None:
-        """Rewrite a JSONL file atomically with only the records that ``keep`` accepts."""
-        if (self.path / name).is_file():
-            self.rewrite(name, [record for record in self.records(name) if keep(record)])
 
     def rewrite(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
         """Replace a JSONL file atomically."""
+        self._claim.check()
         write_bytes(self.path / name, _lines(records).encode())
 
     # ------------------------------------------------------------------------------------------ checkpoints
@@ -141,38 +149,78 @@ class CellDir:
         What was appended before is made durable first, so that no record is older than the checkpoint and missing.
         An exception leaves the earlier checkpoints as they were. Raises HarnessError where the disk is full.
         """
-        target, temporary = self._checkpoints / str(update), self._checkpoints / f"{update}.tmp"
+        target, temporary = self._checkpoints / str(update), self._checkpoints / f"{update}.{self._claim.name}.tmp"
+        self._claim.check()
         with writing(target):
-            for journal in self.path.glob("*.jsonl"):
-                sync(journal)
+            journals = [name for name in JOURNALS if (self.path / name).is_file()]
+            for name in journals:
+                sync(self.path / name)
             for leftover in self._checkpoints.glob("*.tmp"):
                 shutil.rmtree(leftover)
             temporary.mkdir(parents=True)
             yield temporary
-            write_json(temporary / CHECKSUMS, checksums(temporary))
+            stated = {
+                "files": checksums(temporary),
+                "base": self._base(),
+                "journals": {name: beginning(self.path / name) for name in journals},
+            }
+            write_json(temporary / CHECKSUMS, stated)
             for file in files(temporary):
                 sync(temporary / file)
+            self._claim.check()
             if target.exists():
                 shutil.rmtree(target)
             temporary.rename(target)
             sync(self._checkpoints)
-            for old in self._updates()[:-KEPT_CHECKPOINTS]:
+            # One that is newer than where the cell stands was found damaged when the cell was resumed.
+            kept = [number for number in self._updates() if number <= update][-KEPT_CHECKPOINTS:]
+            for old in set(self._updates()) - set(kept):
                 shutil.rmtree(self._checkpoints / str(old))
 
-    def latest_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint, verified; None where there is none. Raises HarnessError where it is damaged."""
-        updates = self._updates()
-        if not updates:
-            return None
-        path = self._checkpoints / str(updates[-1])
-        before = f"resume from update {updates[-2]}" if len(updates) > 1 else "start the cell anew"
-        stored = read_json(path / CHECKSUMS) if (path / CHECKSUMS).is_file() else {CHECKSUMS: "missing"}
-        found = checksums(path)
-        for file in sorted(stored.keys() | found.keys()):
-            if stored.get(file) != found.get(file):
-                state = "missing" if file not in found else "damaged"
-                raise HarnessError(f"checkpoint file {path / file} is {state}; delete {path} to {before}")
-        return Checkpoint(updates[-1], path)
+    def latest_checkpoint(self, damaged: Callable[[str], None]) -> Checkpoint | None:
+        """The newest checkpoint of which everything is as it was written; None where there is none.
+
+        What is wrong with each newer one is told to ``damaged``, one line each.
+        """
+        for update in reversed(self._updates()):
+            if not (problem := self._problem(update)):
+                path = self._checkpoints / str(update)
+                stated = Stated.model_validate(read_json(path / CHECKSUMS))
+                return Checkpoint(update, path, {name: length for name, (length, _) in stated.journals.items()})
+            damaged(problem)
+        return None
+
+    def rewind(self, checkpoint: Checkpoint | None) -> None:
+        """Cut the journals back to where they were at a checkpoint; None: to nothing."""
+        self._claim.check()
+        for name in JOURNALS:
+            path, length = self.path / name, checkpoint.lengths.get(name, 0) if checkpoint else 0
+            with writing(path):
+                if not length:
+                    path.unlink(missing_ok=True)
+                elif path.stat().st_size > length:
+                    os.truncate(path, length)
+
+    def _problem(self, update: int) -> str:
+        """What is wrong with a checkpoint, one line; empty where nothing is."""
+        path = self._checkpoints / str(update)
+        try:
+            stated = Stated.model_validate(read_json(path / CHECKSUMS))
+        except (HarnessError, ValidationError):
+            return f"checkpoint {update} is damaged: {path / CHECKSUMS} cannot be read"
+        journals = {name: beginning(self.path / name, length) for name, (length, _) in stated.journals.items()}
+        found = (
+            difference(path, stated.files, checksums(path))
+            or difference(self.path, stated.base, self._base())
+            or difference(self.path, {name: list(value) for name, value in stated.journals.items()}, journals)
+        )
+        return f"checkpoint {update} is damaged: {found}" if found else ""
+
+    def _base(self) -> dict[str, str]:
+        """SHA-256 of the files that were made before the first update and that every checkpoint builds on."""
+        start = {f"{START}/{name}": value for name, value in checksums(self.path / START).items()}
+        samples = self.path / SAMPLES
+        return start | ({SAMPLES: checksum(samples)} if samples.is_file() else {})
 
     @property
     def _checkpoints(self) -> Path:
@@ -186,19 +234,40 @@ class CellDir:
     def finish(self, manifest: Mapping[str, Any]) -> None:
         """Close the cell: long journals become parquet, the last checkpoint's ``policy/`` stays, its other state goes.
 
-        The manifest is written last; a kill before it leaves a cell that resumes, a kill after it a finished one.
+        The manifest is written last; a kill before it leaves a cell that resumes, a kill after it a finished one. It
+        gets an entry ``files``, the SHA-256 of everything that readers rely on. Raises HarnessError where the last
+        checkpoint is not as it was written.
         """
+        self._claim.check()
         with writing(self.path):
             for name in PARQUET:
                 self._to_parquet(name)
-            last = self.latest_checkpoint()
-            if last and (last.path / POLICY).is_dir():
-                replace_tree(last.path / POLICY, self.path / POLICY)
-            self.write_json("manifest.json", manifest)
-            for name in PARQUET:
-                (self.path / f"{name}.jsonl").unlink(missing_ok=True)
-            if self._checkpoints.is_dir():
-                shutil.rmtree(self._checkpoints)
+            if updates := self._updates():
+                if problem := self._problem(updates[-1]):
+                    raise HarnessError(f"{problem}; run the same command again to repeat what it held")
+                for name in (POLICY, ADAPTER):
+                    if (last := self._checkpoints / str(updates[-1]) / name).is_dir():
+                        replace_tree(last, self.path / name)
+            self.write_json("manifest.json", {**manifest, "files": self._results()})
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Delete what a finished cell has no use for; a kill may have come before that was done."""
+        if not self.finished:
+            return
+        for name in PARQUET:
+            (self.path / f"{name}.jsonl").unlink(missing_ok=True)
+        shutil.rmtree(self._checkpoints, ignore_errors=True)
+
+    def _results(self) -> dict[str, str]:
+        """SHA-256 of the files that a report reads."""
+        names = [*JOURNALS[:3], *(f"{name}.parquet" for name in PARQUET)]
+        return {name: checksum(self.path / name) for name in names if (self.path / name).is_file()}
+
+    def require_whole(self, manifest: Mapping[str, Any]) -> None:
+        """Raise HarnessError where a finished cell's files are not those that its manifest states."""
+        if "files" in manifest and (found := difference(self.path, manifest["files"], self._results())):
+            raise HarnessError(f"{found}; restore it, or delete {self.path} and run again")
 
     def _to_parquet(self, name: str) -> None:
         records = self.records(f"{name}.jsonl")
@@ -226,7 +295,7 @@ class CellDir:
 
 
 def _lines(records: Iterable[Mapping[str, Any]]) -> str:
-    return "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
+    return readable("".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records))
 
 
 # --------------------------------------------------------------------------------------------------- a run
@@ -257,14 +326,18 @@ def writing(path: Path) -> Iterator[None]:
     """Turn a failed write into one line for the user: full disk, no permission, read-only file system."""
     try:
         yield
+    except shutil.Error as error:  # of a copied tree: (from, to, why) for each file that failed
+        _, target, why = error.args[0][0]
+        raise HarnessError(f"cannot write {target}: {why}") from error
     except OSError as error:
         raise HarnessError(f"cannot write {error.filename or path}: {error.strerror or error}") from error
     except HarnessError:
         raise
     except Exception as error:
         # Serialisers report a full disk with exceptions of their own; anything else passes unchanged.
-        if _disk_is_full(path):
-            raise HarnessError(f"cannot write {path}: {os.strerror(errno.ENOSPC)}") from error
+        full = os.strerror(errno.ENOSPC)
+        if full in str(error) or _disk_is_full(path):
+            raise HarnessError(f"cannot write {path}: {full}") from error
         raise
 
 
@@ -298,7 +371,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Replace a JSON file atomically. Raises HarnessError."""
-    write_bytes(path, (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode())
+    write_bytes(path, readable(json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
@@ -317,18 +390,3 @@ def replace_tree(source: Path, target: Path) -> None:
             shutil.rmtree(leftover)
     shutil.copytree(source, temporary)
     temporary.rename(target)
-
-
-def files(directory: Path) -> list[str]:
-    """Paths of all files below a directory, relative to it, sorted."""
-    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
-
-
-def checksums(directory: Path) -> dict[str, str]:
-    """SHA-256 of every file below a directory except the list of checksums itself."""
-    found = {}
-    for name in files(directory):
-        if name != CHECKSUMS:
-            with (directory / name).open("rb") as file:
-                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found

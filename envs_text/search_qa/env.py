@@ -24,7 +24,6 @@ from envs_text.search_qa.questions import (
 )
 from envs_text.search_qa.retrieval import BM25, HTTPRetriever, Passage, Retriever, open_retriever
 from harness.contracts import (
-    IMAGE_PLACEHOLDER,
     AgentEnv,
     EnvCard,
     Episode,
@@ -213,7 +212,7 @@ class SearchQA(AgentEnv):
         if style not in STYLES:
             raise unknown("prompt style", style, STYLES)
         text = prompts.paper(view) if style == "paper" else prompts.compact(view, self.card.max_steps)
-        return Prompt(text.replace(IMAGE_PLACEHOLDER, "(image)").strip())  # documents may hold anything
+        return Prompt(text.strip())
 
     def parse(self, response: str) -> tuple[str, bool]:
         """The first search of a response, else its first answer, as an action; ``""`` where there is neither.

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import PIL.Image
 
 from harness.contracts import IMAGE_PLACEHOLDER, HarnessError, Image, Prompt, Response, StopReason, digest
+from harness.inert import readable
 from harness.policy.base import Policy, Request, Sampling
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class Calls:
 
 
 USUAL = Calls()
+
+OnAnswer = Callable[[Request, Response], None]
 
 
 def parse_endpoint(text: str, what: str = "policy") -> tuple[str, str]:
@@ -105,9 +108,19 @@ class ApiPolicy(Policy):
         self._answered = False
         self._silent = 0
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Response]:
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, on_answer: OnAnswer | None = None
+    ) -> list[Response]:
+        """Answer every request, in order; ``on_answer`` hears of an answer as soon as it is there, from some thread."""
+
+        def respond(request: Request) -> Response:
+            response = self._respond(request, sampling)
+            if on_answer and response.failure is None:
+                on_answer(request, response)
+            return response
+
         try:
-            responses = concurrently(lambda request: self._respond(request, sampling), requests, self.calls.concurrency)
+            responses = concurrently(respond, requests, self.calls.concurrency)
         except BaseException:
             self._client.close()  # whatever is still under way finds no further try
             raise
@@ -247,7 +260,8 @@ def read_completion(completion: Any) -> Response | None:
     counts = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, 0)
     text = choice.message.content
     return Response(
-        text if isinstance(text, str) else "",  # null where all was spent on hidden reasoning, or by a filter
+        # null where all was spent on hidden reasoning, or by a filter
+        readable(text) if isinstance(text, str) else "",
         finished=choice.finish_reason != "length",
         usage=counts if all(isinstance(count, int) for count in counts) else (0, 0),
     )

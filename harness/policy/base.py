@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.contracts import Prompt, Response
+from harness.contracts import HarnessError, Prompt, Response
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class Policy(ABC):
     """Hash of what determines its behaviour (weights, tokenizer, template)."""
     prompt_style: str = "paper"
     """Which prompt style it was made for: ``"paper"`` or ``"compact"``."""
+    longest: int = 2**62
+    """Tokens of the longest prompt with its answer that it can read."""
     needs_expert: bool = False
     """Whether requests must carry the scripted expert's action."""
 
@@ -64,3 +66,12 @@ class Policy(ABC):
     def prompt_tokens(self, prompt: Prompt) -> int:
         """Length of the encoded prompt in tokens, images included; 0 where the policy has no token limit."""
         return 0
+
+
+def check_length(policy: Policy, longest: int) -> None:
+    """Raise HarnessError where a cell's prompts and answers may be longer than what its policy can read."""
+    if longest > policy.longest:
+        raise HarnessError(
+            f"{policy.spec!r} reads {policy.longest} tokens at most, prompts and answers may have {longest}: lower "
+            "max_prompt_tokens or the answers' limit (of env or analysis)"
+        )

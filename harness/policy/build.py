@@ -157,10 +157,10 @@ def main(name: str, out: Path | None, start: Path | None = None) -> int:
         out: Directory to write; default: where the package looks for it.
         start: An ``able`` built before; default: build it first.
     """
-    from rich.console import Console
+    from harness.terminal import Terminal
 
     torch.set_num_threads(1)
-    console, clock = Console(stderr=True), time.perf_counter()
+    console, clock = Terminal(stderr=True), time.perf_counter()
 
     def report(stage: str, step: int, steps: int, loss: float) -> None:
         spent = time.perf_counter() - clock

@@ -7,10 +7,8 @@ all; answers see their prompt through an explicit one. Positions are always expl
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from harness.policy.encode import Encoded, Picture, Role
+from harness.policy.families import Vision
 from harness.policy.qwen import FAMILY, pick, run_layers
 
 BANNED = -1e9
@@ -28,9 +27,11 @@ BANNED = -1e9
 Layers = list[tuple[Tensor, Tensor]]
 """Keys and values of every layer, shape (rows, key heads, tokens, head size)."""
 
-PATCH_BYTES = 256 * 2**20
+CUT_BYTES = 256 * 2**20
 FEATURE_BYTES = 256 * 2**20
 VISION_BATCH = 64
+VISION_VALUES = 2**24
+"""Pictures that go through the tower together: no more than this many, or values of what was cut from them."""
 
 
 class PromptKeys:
@@ -44,7 +45,7 @@ class PromptKeys:
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         before = self.layers[layer]
-        return torch.cat([before[0], keys], dim=2), torch.cat([before[1], values], dim=2)
+        return torch.cat([before[0], keys.to(before[0].dtype)], dim=2), torch.cat([before[1], values], dim=2)
 
     def get_seq_length(self, layer: int = 0) -> int:
         return self.layers[layer][0].shape[2]
@@ -81,20 +82,17 @@ class AnswerKeys:
 class Decoder:
     """The parts of a transformers model we call, and the features of pictures seen lately."""
 
-    def __init__(self, model: Any, processor: Any | None) -> None:
+    def __init__(self, model: Any, vision: Vision | None) -> None:
         self.model = model
         self.text: Any = model.get_decoder()
         self.embedding: Any = model.get_input_embeddings()
-        self.processor = processor
-        self.axes = 3 if processor is not None else 1
+        self.vision = vision
+        self.axes = vision.axes if vision is not None else 1
         self.written_out = type(self.text).__name__ in FAMILY
         """Whether layers run through ``harness.policy.qwen`` instead of their own ``forward``."""
-        self.patches: OrderedDict[bytes, Tensor] = OrderedDict()
+        self.cuts: OrderedDict[bytes, Tensor] = OrderedDict()
         self._features: OrderedDict[bytes, Tensor] = OrderedDict()
         self._features_of = b""
-        if processor is not None:
-            patch_embed = model.model.visual.patch_embed
-            patch_embed.forward = MethodType(_by_matrix, patch_embed)
 
     @property
     def device(self) -> torch.device:
@@ -111,16 +109,18 @@ class Decoder:
         for row, prompt, answer in zip(ids, prompts, answers, strict=True):
             row[: len(prompt)] = prompt.ids
             row[len(prompt) : len(prompt) + len(answer)] = answer
-        embedded = self._embed(torch.from_numpy(ids).to(self.device), prompts)
+        embedded, deeper = self._embed(torch.from_numpy(ids).to(self.device), prompts)
         after = torch.arange(1 + max(map(len, answers)), device=self.device)
         wanted = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device)[:, None] + after
-        return self._text(embedded, self._positions(prompts, longest), None, cache, wanted.clamp(max=longest - 1))
+        positions = self._positions(prompts, longest)
+        return self._text(embedded, positions, None, cache, wanted.clamp(max=longest - 1), deeper)
 
     def prefill(self, prompts: Sequence[Encoded]) -> tuple[Tensor, Layers]:
         """Hidden state of every prompt's last token, shape (rows, width), and every layer's keys and values."""
         cache = DynamicCache()
         last = self.run(prompts, [()] * len(prompts), cache)[:, 0]
-        return last, [(layer.keys, layer.values) for layer in cache.layers]
+        # Rotary positions are in float32 and make the keys so; attention reads them in the type of the values.
+        return last, [(layer.keys.to(layer.values.dtype), layer.values) for layer in cache.layers]
 
     def prefill_in_parts(self, prompts: Sequence[Encoded], token_budget: int) -> tuple[Tensor, Layers]:
         """As ``prefill``, ``token_budget`` padded tokens at a time; prompts are best sorted by length."""
@@ -152,7 +152,13 @@ class Decoder:
         return self._text(self.embedding(ids), positions, mask, cache, None)
 
     def _text(
-        self, embedded: Tensor, positions: Tensor, mask: Tensor | None, cache: Any, wanted: Tensor | None
+        self,
+        embedded: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: Any,
+        wanted: Tensor | None,
+        deeper: dict[str, Any] | None = None,
     ) -> Tensor:
         if self.written_out:
             return run_layers(self.text, embedded, positions, mask, cache, wanted)
@@ -162,13 +168,15 @@ class Decoder:
             attention_mask=mask,
             cache=cache,
             use_cache=cache is not None,
+            **(deeper or {}),
         )
         hidden: Tensor = output.last_hidden_state
         return hidden if wanted is None else pick(hidden, wanted)
 
     def _positions(self, prompts: Sequence[Encoded], longest: int) -> Tensor:
         """Rotary positions, padding counted on; one row stands for all where they are the same."""
-        alike = not any(p.pictures for p in prompts) or all(p.positions is prompts[0].positions for p in prompts)
+        counted = self.axes == 1 or not any(prompt.pictures for prompt in prompts)
+        alike = counted or all(prompt.positions is prompts[0].positions for prompt in prompts)
         rows = prompts[:1] if alike else prompts
         table = np.empty((self.axes, len(rows), longest), dtype=np.int64)
         for number, prompt in enumerate(rows):
@@ -177,17 +185,21 @@ class Decoder:
         positions = torch.from_numpy(table).to(self.device)
         return positions if self.axes > 1 else positions[0]
 
-    def _embed(self, ids: Tensor, prompts: Sequence[Encoded]) -> Tensor:
+    def _embed(self, ids: Tensor, prompts: Sequence[Encoded]) -> tuple[Tensor, dict[str, Any] | None]:
+        """Embedded tokens with pictures in their places, and what the decoder adds to inner layers there, if any."""
         embedded: Tensor = self.embedding(ids)
         pictures = [picture for prompt in prompts for picture in prompt.pictures]
         if not pictures:
-            return embedded
-        where = np.zeros(tuple(ids.shape), dtype=bool)
-        for row, prompt in zip(where, prompts, strict=True):
+            return embedded, None
+        table = np.zeros(tuple(ids.shape), dtype=bool)
+        for row, prompt in zip(table, prompts, strict=True):
             row[: len(prompt)] = prompt.roles == Role.IMAGE
+        where = torch.from_numpy(table).to(self.device)
         features = self._picture_features({picture.digest: picture for picture in pictures})
         values = torch.cat([features[picture.digest] for picture in pictures]).to(embedded.dtype)
-        return embedded.masked_scatter(torch.from_numpy(where).to(self.device).unsqueeze(-1), values)
+        first, *deeper = values.split(embedded.shape[-1], dim=-1)
+        embedded = embedded.masked_scatter(where.unsqueeze(-1), first)
+        return embedded, {"visual_pos_masks": where, "deepstack_visual_embeds": deeper} if deeper else None
 
     # ------------------------------------------------------------------------------------------------- pictures
 
@@ -196,8 +208,9 @@ class Decoder:
         self._features.clear()
 
     def _picture_features(self, pictures: dict[bytes, Picture]) -> dict[bytes, Tensor]:
-        """Feature vectors (tokens, width) of distinct pictures; remembered where no gradient flows into the tower."""
-        parameters = list(self.model.model.visual.parameters())
+        """Feature vectors of distinct pictures (``Vision.features``), remembered where none takes a gradient."""
+        assert self.vision is not None
+        parameters = [parameter for module in self.vision.tower(self.model) for parameter in module.parameters()]
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
             return self._encode_pictures(pictures)
         weights = _sample(parameters)
@@ -216,29 +229,31 @@ class Decoder:
         return found
 
     def _encode_pictures(self, pictures: dict[bytes, Picture]) -> dict[bytes, Tensor]:
+        assert self.vision is not None
         features: dict[bytes, Tensor] = {}
-        items = list(pictures.items())
-        for start in range(0, len(items), VISION_BATCH):
-            batch = items[start : start + VISION_BATCH]
-            patches = self._cut([picture for _, picture in batch]).to(self.device)
-            grids = torch.tensor([picture.grid for _, picture in batch], device=self.device)
-            output = self.model.get_image_features(patches, grids, return_dict=True).pooler_output
-            features.update({digest: feature for (digest, _), feature in zip(batch, output, strict=True)})
+        remaining = list(pictures.items())
+        while remaining:
+            batch, remaining = remaining[:VISION_BATCH], remaining[VISION_BATCH:]
+            cuts = self._cut([picture for _, picture in batch])
+            fit = max(1, int((np.cumsum([cut.numel() for cut in cuts]) <= VISION_VALUES).sum()))
+            batch, remaining = batch[:fit], batch[fit:] + remaining
+            grids = [picture.grid for _, picture in batch]
+            made = self.vision.features(self.model, [cut.to(self.device) for cut in cuts[:fit]], grids)
+            features.update({digest: feature for (digest, _), feature in zip(batch, made, strict=True)})
         return features
 
-    def _cut(self, pictures: Sequence[Picture]) -> Tensor:
-        """Normalised patches as the image processor cuts them, picture after picture, shape (patches, values)."""
-        assert self.processor is not None
-        fresh = [picture for picture in pictures if picture.digest not in self.patches]
+    def _cut(self, pictures: Sequence[Picture]) -> list[Tensor]:
+        """What the image processor makes of each picture, remembered."""
+        assert self.vision is not None
+        fresh = [picture for picture in pictures if picture.digest not in self.cuts]
         if fresh:
-            cut = self.processor(images=[picture.image for picture in fresh], return_tensors="pt")["pixel_values"]
-            parts = cut.split([math.prod(picture.grid) for picture in fresh])
-            self.patches.update({picture.digest: part.clone() for picture, part in zip(fresh, parts, strict=True)})
+            made = self.vision.cut([picture.image for picture in fresh], [picture.grid for picture in fresh])
+            self.cuts.update({picture.digest: cut.clone() for picture, cut in zip(fresh, made, strict=True)})
         for picture in pictures:
-            self.patches.move_to_end(picture.digest)
-        joined = torch.cat([self.patches[picture.digest] for picture in pictures])
-        _shrink(self.patches, PATCH_BYTES)
-        return joined
+            self.cuts.move_to_end(picture.digest)
+        cuts = [self.cuts[picture.digest] for picture in pictures]
+        _shrink(self.cuts, CUT_BYTES)
+        return cuts
 
 
 def parts_of(prompts: Sequence[Encoded], token_budget: int) -> list[Sequence[Encoded]]:
@@ -250,12 +265,6 @@ def parts_of(prompts: Sequence[Encoded], token_budget: int) -> list[Sequence[Enc
             parts.append(prompts[start:place])
             start, width = place, len(prompt)
     return [*parts, prompts[start:]] if prompts else []
-
-
-def _by_matrix(embed: Any, patches: Tensor) -> Tensor:
-    """Embed patches with one matrix product: the same as a convolution whose stride is its kernel, and much faster."""
-    kernel = embed.proj.weight.flatten(1)
-    return F.linear(patches.view(-1, kernel.shape[1]).to(kernel.dtype), kernel, embed.proj.bias)
 
 
 def _sample(parameters: Sequence[Tensor]) -> bytes:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.contracts import AgentEnv, HarnessError, unknown
+from harness.config import Precision
+from harness.contracts import AgentEnv, HarnessError, Prompt, unknown
 from harness.policy.api import PREFIX as API
 from harness.policy.api import USUAL, ApiPolicy, Calls, check_endpoint
 from harness.policy.base import Policy
@@ -21,24 +24,39 @@ from harness.policy.base import Policy
 if TYPE_CHECKING:
     from harness.policy.local import LocalPolicy
 
+log = logging.getLogger(__name__)
+
 SCRIPTED = ("random", "oracle")
 PACKAGED = ("tiny", "tiny-teacher")
 MODELS = Path(__file__).resolve().parents[1] / "models"
 WEIGHTS = "model.safetensors"
+PROCESSOR = "processor_config.json"
+TEMPLATE = "chat_template.jinja"
+OLD_TEMPLATE = "chat_template.json"
+"""Where vision-language models used to keep it."""
 INDEX = "model.safetensors.index.json"
 MODEL_FILES = (".safetensors", ".json", ".jinja", ".txt", ".model")
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+PROBE = "Go on: take mug 12."
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def load_policy(spec: str, env: AgentEnv, device: str = "", dtype: str = "auto", calls: Calls = USUAL) -> Policy:
+def load_policy(
+    spec: str,
+    env: AgentEnv,
+    device: str = "",
+    precision: Precision = "float32",
+    trained: bool = False,
+    calls: Calls = USUAL,
+) -> Policy:
     """Build the policy a user named.
 
     Args:
         spec: See the module's docstring.
         env: Scripted policies word their answers through it.
         device: A torch device, e.g. ``"cpu"`` or ``"cuda:0"``; empty takes a GPU where there is one.
-        dtype: Type of the weights; ``"auto"`` keeps the files' own.
+        precision: What a model computes in, whatever its files hold (:mod:`harness.policy.precision`).
+        trained: Whether its weights, all of them, will be trained.
         calls: How an endpoint is called.
 
     Raises:
@@ -50,7 +68,9 @@ def load_policy(spec: str, env: AgentEnv, device: str = "", dtype: str = "auto",
         return RandomPolicy(env) if spec == "random" else OraclePolicy(env)
     if spec.startswith(API):
         return ApiPolicy(spec, calls)
-    return load_local(spec, device, dtype)
+    policy = load_local(spec, device, "float32", rounded=precision == "bfloat16" and not trained)
+    policy.compute_in(precision, trained)
+    return policy
 
 
 def check_policy_spec(spec: str) -> str:
@@ -85,9 +105,9 @@ def model_directory(spec: str) -> Path:
             raise HarnessError(f"the packaged policy {spec!r} has not been built; run: harness build-policy {spec}")
         return MODELS / spec
     path = Path(spec).expanduser()
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
         return _inside(path)
-    if path.exists():
+    if os.path.exists(path):
         raise HarnessError(f"policy {spec!r} is a file; name the model directory it lies in")
     if HUB_ID.fullmatch(spec):
         return _download(spec)
@@ -122,13 +142,24 @@ def check_model_files(directory: Path) -> None:
     config = _read_json(directory, "config.json")
     _read_json(directory, "tokenizer.json")
     if "vision_config" in config:
-        _read_json(directory, "preprocessor_config.json")
+        _check_image_processor(directory)
     if (directory / INDEX).is_file():
-        shards = sorted(set(_read_json(directory, INDEX).get("weight_map", {}).values()))
+        shards = sorted(set(_read_json(directory, INDEX).get("weight_map", {}).values()), key=str)
     else:
         shards = [WEIGHTS]
     for shard in shards:
+        if not isinstance(shard, str) or not re.fullmatch(r"[\w.-]+\.safetensors", shard):
+            raise HarnessError(f"{directory / INDEX} is damaged: {shard!r} is no weight file beside it")
+        if not (directory / shard).is_file() and (pickled := next(directory.glob("*.bin"), None)):
+            raise HarnessError(f"{pickled} may hold code and is not read: save the weights as {WEIGHTS}")
         _check_safetensors(directory, shard)
+
+
+def _check_image_processor(directory: Path) -> None:
+    """An image processor is described in a file of its own, or within that of the processor of text and images."""
+    if (directory / PROCESSOR).is_file() and "image_processor" in _read_json(directory, PROCESSOR):
+        return
+    _read_json(directory, "preprocessor_config.json")
 
 
 def _read_json(directory: Path, name: str) -> dict[str, Any]:
@@ -164,8 +195,24 @@ def _check_safetensors(directory: Path, name: str) -> None:
         raise HarnessError(f"{path} is damaged: {size} bytes instead of {expected}")
 
 
-def load_local(spec: str, device: str = "", dtype: str = "auto") -> LocalPolicy:
-    """Load a model of transformers from a packaged name, a directory or a hub id; see ``load_policy``."""
+def _bfloat16_only(directory: Path) -> bool:
+    """Whether the weight files hold bfloat16 and nothing else."""
+    from safetensors import safe_open
+
+    for path in directory.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            if any(file.get_slice(name).get_dtype() != "BF16" for name in file.keys()):  # noqa: SIM118
+                return False
+    return True
+
+
+def load_local(spec: str, device: str = "", dtype: str = "auto", rounded: bool = False) -> LocalPolicy:
+    """Load a model of transformers from a packaged name, a directory or a hub id; see ``load_policy``.
+
+    Args:
+        dtype: Type of the weights; ``"auto"`` is the one that the model's configuration names.
+        rounded: Round the layers' weights to bfloat16 before they go to the device.
+    """
     directory = model_directory(spec)
     check_model_files(directory)
     if dtype not in DTYPES:
@@ -173,12 +220,16 @@ def load_local(spec: str, device: str = "", dtype: str = "auto") -> LocalPolicy:
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedTokenizerFast
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    from harness.policy.local import STYLE_FILE, LocalPolicy, check_architecture
+    from harness.policy.architecture import check_architecture
+    from harness.policy.chat import rendered_ids
+    from harness.policy.families import vision_family
+    from harness.policy.local import STYLE_FILE, LocalPolicy
+    from harness.policy.precision import hold_rounded
 
-    vision = "vision_config" in _read_json(directory, "config.json")
-    family = AutoModelForImageTextToText if vision else AutoModelForCausalLM
+    config = _read_json(directory, "config.json")
+    sees = vision_family(str(config.get("model_type"))) if "vision_config" in config else None
+    family = AutoModelForCausalLM if sees is None else AutoModelForImageTextToText
     try:
         target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(0, device=target)
@@ -187,9 +238,18 @@ def load_local(spec: str, device: str = "", dtype: str = "auto") -> LocalPolicy:
     try:
         # Not AutoTokenizer: for some model types it replaces what tokenizer.json says by the type's own rules.
         tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
-        processor = Qwen2VLImageProcessorPil.from_pretrained(directory) if vision else None
+        if sees is not None and (directory / OLD_TEMPLATE).is_file() and not (directory / TEMPLATE).is_file():
+            tokenizer.chat_template = _read_json(directory, OLD_TEMPLATE).get("chat_template")
+        processor = None if sees is None else sees[1].from_pretrained(directory)
+        if rounded and _bfloat16_only(directory):
+            dtype = "bfloat16"  # the same numbers in half the memory
         model, report = family.from_pretrained(
-            directory, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, use_safetensors=True
+            directory,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+            use_safetensors=True,
+            trust_remote_code=False,  # code that a model brings along is never run
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise HarnessError(f"cannot load the model in {directory}: {str(error).strip().splitlines()[0]}") from error
@@ -197,9 +257,14 @@ def load_local(spec: str, device: str = "", dtype: str = "auto") -> LocalPolicy:
     if wrong:
         raise HarnessError(f"the weights in {directory} do not fit its config.json, e.g. {wrong[0]}")
     check_architecture(model)
+    if rounded:
+        hold_rounded(model)
     style = "paper"
     if (directory / STYLE_FILE).is_file():
         style = str(_read_json(directory, STYLE_FILE).get("prompt_style", style))
     if style not in ("paper", "compact"):
         raise unknown(f"prompt_style in {directory / STYLE_FILE}", style, ("paper", "compact"))
-    return LocalPolicy(model.to(target), tokenizer, processor, spec, style)
+    policy = LocalPolicy(model.to(target), tokenizer, processor, spec, style)
+    if tuple(policy.encode(Prompt(PROBE)).ids.tolist()) != rendered_ids(tokenizer, PROBE, sees is not None):
+        log.warning("%s: prompts are not cut into quite the tokens that the chat template as a whole would give", spec)
+    return policy

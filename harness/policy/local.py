@@ -1,4 +1,4 @@
-"""A policy on this machine: any causal language model, or Qwen vision-language model, of transformers."""
+"""A policy on this machine: a causal language model, or a vision-language model of a known family, of transformers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,17 @@ import torch
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
+from harness.config import Precision
 from harness.contracts import HarnessError, Prompt, Response, digest
+from harness.policy.architecture import longest_text
 from harness.policy.base import Policy, Request, Sampling
-from harness.policy.encode import Encoded, Encoder, ImageFormat, chat_pieces, image_pieces
+from harness.policy.chat import read_chat
+from harness.policy.encode import Encoded, Encoder
+from harness.policy.families import vision_of
 from harness.policy.forward import BANNED, Decoder, parts_of
 from harness.policy.generate import generate
+from harness.policy.lora import adapted_layers, merged_weights, switched_off
+from harness.policy.precision import computing_in, hold_rounded
 from harness.policy.score import (
     LOGITS_AT_ONCE,
     Row,
@@ -51,7 +58,14 @@ class LocalPolicy(Policy):
         token_budget: Padded tokens per pass without gradients; small on a CPU, where activations should stay in its
             cache.
         generation_budget: Padded prompt tokens of the answers that grow together in ``generate``.
+        precision: What the policy computes in (:mod:`harness.policy.precision`); see ``compute_in``.
+        adapters: The layers with low-rank adapters, if it has any (:mod:`harness.policy.lora`).
+        adapted: Whether the adapters take part.
     """
+
+    precision: Precision = "float32"
+    adapters: tuple[Any, ...] = ()
+    adapted: bool = True
 
     def __init__(
         self, model: Any, tokenizer: Any, image_processor: Any | None, spec: str, prompt_style: str = "paper"
@@ -64,18 +78,20 @@ class LocalPolicy(Policy):
         self.checkpointing = False
 
         config = model.config
-        images = None
-        if image_processor is not None:
-            token_id = config.image_token_id
-            images = ImageFormat(image_processor, token_id, *image_pieces(tokenizer, token_id))
-        self.encoder = Encoder(tokenizer, images, *chat_pieces(tokenizer, vision=images is not None))
-        self.decoder = Decoder(model, image_processor)
+        vision = vision_of(model, image_processor, tokenizer)
+        chat = read_chat(tokenizer, vision.token if vision else "")
+        self.encoder = Encoder(tokenizer, vision, chat)
+        self.decoder = Decoder(model, vision)
         self.token_budget = 2**12 if self.device.type == "cpu" else 2**16
         self.generation_budget = 2**16
 
         text_config = config.get_text_config()
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
-        self.eos_ids = _eos_ids(model, tokenizer)
+        ends = [chat.end, tokenizer.eos_token_id, *_named_ends(model)]
+        self.eos_ids = frozenset(int(token) for token in ends if token is not None)
+        if not self.eos_ids:
+            raise HarnessError("neither the model's tokenizer nor its chat template says what ends an answer")
+        self._end = next(int(token) for token in ends if token is not None)
         beyond = range(max(tokenizer.get_vocab().values()) + 1, self.vocabulary)
         pictures = {getattr(config, name, None) for name in ("image_token_id", "video_token_id")}
         pictures |= {getattr(config, name, None) for name in ("vision_start_token_id", "vision_end_token_id")}
@@ -84,6 +100,7 @@ class LocalPolicy(Policy):
         bias = torch.zeros(self.vocabulary, device=self.device)
         bias[sorted(index for index in self.banned_ids if index < self.vocabulary)] = BANNED
         self._bias = bias
+        self.longest = longest_text(model)
         self._soft_cap = getattr(text_config, "final_logit_softcapping", None)
         _still(model)
 
@@ -95,16 +112,17 @@ class LocalPolicy(Policy):
 
     @property
     def parameters(self) -> int:
-        """Number of parameters, shared ones counted once."""
+        """Number of parameters, shared ones counted once, adapters included."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
     def fingerprint(self) -> str:  # type: ignore[override]
         """SHA-256 of weights, configuration, tokenizer and prompt style as they are now."""
-        tensors = {name: tensor.detach() for name, tensor in self.model.named_parameters()}
+        weights = merged_weights(self.model, self.adapted)
+        own = {name.replace(".base_layer.", ".") for name, _ in self.model.named_parameters()}
         return digest(
             {
-                "weights": weights_digest(tensors),
+                "weights": weights_digest({name: weights[name] for name in own & weights.keys()}),
                 "config": _lasting(self.model.config.to_dict()),
                 "eos": sorted(self.eos_ids),
                 "tokenizer": self.tokenizer.backend_tokenizer.to_str(),
@@ -124,13 +142,14 @@ class LocalPolicy(Policy):
 
     def answer_ids(self, text: str) -> tuple[int, ...]:
         """Tokens of an answer to learn, end token included; special tokens in the text are spelled out."""
-        return (*self.encoder.text_ids(text), int(self.tokenizer.eos_token_id))
+        return (*self.encoder.text_ids(self.encoder.chat.lead + text), self._end)
 
     # ------------------------------------------------------------------------------------------------ generate
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Response]:
         """Answer every request, in order; an answer depends on its prompt and key, not on its neighbours."""
         encoded = [self.encode(request.prompt) for request in requests]
+        self._check_length(max((len(prompt) for prompt in encoded), default=0) + sampling.max_tokens)
         order = sorted(range(len(requests)), key=lambda i: (len(encoded[i]), encoded[i].key, requests[i].key))
         responses: dict[int, Response] = {}
         for part in parts_of([encoded[i] for i in order], self.generation_budget):
@@ -139,11 +158,13 @@ class LocalPolicy(Policy):
             number = {prompt.key: index for index, prompt in enumerate(prompts)}
             owner = [number[prompt.key] for prompt in part]
             keys = [requests[i].key for i in chosen]
-            answers = generate(
-                self.decoder, self.logits, prompts, owner, keys, sampling, self.token_budget, self.eos_ids
-            )
+            with self._computing():
+                answers = generate(
+                    self.decoder, self.logits, prompts, owner, keys, sampling, self.token_budget, self.eos_ids
+                )
             texts = self.tokenizer.batch_decode([answer.ids for answer in answers], skip_special_tokens=True)
             for i, answer, text in zip(chosen, answers, texts, strict=True):
+                text = text.removeprefix(self.encoder.chat.lead)
                 responses[i] = Response(text, tuple(answer.ids), tuple(answer.logprobs), answer.finished)
         return [responses[i] for i in range(len(requests))]
 
@@ -174,7 +195,8 @@ class LocalPolicy(Policy):
         total = 0
         for part in parts:
             chosen = [distinct[index] for index in part]
-            passes.append(self._pass(chosen, temperature, entropy, distribution))
+            with self._computing():
+                passes.append(self._pass(chosen, temperature, entropy, distribution))
             for row in chosen:
                 starts[_name(row)] = total
                 total += len(row[1])
@@ -187,10 +209,21 @@ class LocalPolicy(Policy):
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits (rows, vocabulary) in float32 of hidden states (rows, width); banned tokens are pushed down."""
-        logits: Tensor = self.model.get_output_embeddings()(states).float()
+        head = self.model.get_output_embeddings()
+        if self.precision == "bfloat16":
+            with torch.autocast(self.device.type, enabled=False):
+                logits: Tensor = head(states.float())
+        else:
+            logits = head(states).float()
         if self._soft_cap:
             logits = self._soft_cap * torch.tanh(logits / self._soft_cap)
         return logits + self._bias
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Around passes of the model: their precision, and with or without adapters."""
+        with computing_in(self.precision, self.device), switched_off(() if self.adapted else self.adapters):
+            yield
 
     def _pass(self, rows: Sequence[Row], temperature: float, entropy: bool, distribution: bool) -> Scores:
         share = not (self.checkpointing and torch.is_grad_enabled())
@@ -205,7 +238,12 @@ class LocalPolicy(Policy):
         for number, (_, answer) in enumerate(encoded):
             if not answer or not self.banned_ids.isdisjoint(answer):
                 raise ValueError(f"row {number}: an answer needs at least one token, and none that is banned: {answer}")
+        self._check_length(max((len(prompt) + len(answer) for prompt, answer in encoded), default=0))
         return encoded
+
+    def _check_length(self, tokens: int) -> None:
+        if tokens > self.longest:
+            raise HarnessError(f"{self.spec!r} reads {self.longest} tokens at most; prompt and answer need {tokens}")
 
     # ------------------------------------------------------------------------------------------------- weights
 
@@ -216,7 +254,14 @@ class LocalPolicy(Policy):
     def share_encodings(self, other: LocalPolicy) -> None:
         """Read the other's encoded prompts and cut pictures; both have one tokenizer and one image processor."""
         self.encoder = other.encoder
-        self.decoder.patches = other.decoder.patches
+        self.decoder.cuts = other.decoder.cuts
+
+    def compute_in(self, precision: Precision, trained: bool = False) -> None:
+        """Set the precision of all passes; weights in bfloat16 are for policies that stay frozen or train adapters."""
+        self.precision = precision
+        if precision == "bfloat16" and not trained:
+            hold_rounded(self.model)
+            self.model.requires_grad_(False)
 
     def checkpoint_gradients(self) -> None:
         """Trade time for memory in training: layers are computed again in the backward pass."""
@@ -229,12 +274,13 @@ class LocalPolicy(Policy):
         """A frozen copy, e.g. the reference or the teacher."""
         model = copy.deepcopy(self.model).requires_grad_(False)
         made = LocalPolicy(model, self.tokenizer, self.image_processor, self.spec, self.prompt_style)
+        made.precision, made.adapters, made.adapted = self.precision, adapted_layers(model), self.adapted
         made.share_encodings(self)
         return made
 
     @torch.no_grad()
     def copy_weights_from(self, other: LocalPolicy) -> None:
-        """Take over another policy's weights; both have one architecture."""
+        """Take over another policy's weights; both have one architecture and the same adapters, or none."""
         for mine, theirs in zip(self.model.parameters(), other.model.parameters(), strict=True):
             mine.copy_(theirs)
 
@@ -255,7 +301,12 @@ class LocalPolicy(Policy):
             raise HarnessError(f"cannot write the policy to {target}: {error.strerror or error}") from error
 
     def _write(self, path: Path) -> None:
-        self.model.save_pretrained(path, safe_serialization=True)
+        weights = merged_weights(self.model, self.adapted)
+        types = {str(tensor.dtype).removeprefix("torch.") for tensor in weights.values() if tensor.is_floating_point()}
+        self.model.save_pretrained(path, safe_serialization=True, state_dict=weights)
+        config = json.loads((path / "config.json").read_text())
+        if len(types) == 1 and config.get("dtype") not in types:  # transformers names the type of some weight in memory
+            (path / "config.json").write_text(json.dumps({**config, "dtype": types.pop()}, indent=2) + "\n")
         self.tokenizer.save_pretrained(path)
         if self.image_processor is not None:
             self.image_processor.save_pretrained(path)
@@ -286,12 +337,10 @@ def _lasting(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+def _named_ends(model: Any) -> list[int]:
+    """The tokens at which the model's own generation stops."""
     named = getattr(model.generation_config, "eos_token_id", None) if model.can_generate() else None
-    listed = [named] if isinstance(named, int) else list(named or [])
-    if tokenizer.eos_token_id is None:
-        raise HarnessError("the model's tokenizer names no end-of-sequence token")
-    return frozenset([*listed, int(tokenizer.eos_token_id)])
+    return [named] if isinstance(named, int) else list(named or [])
 
 
 def _still(model: Any) -> None:
@@ -302,28 +351,3 @@ def _still(model: Any) -> None:
             module.p = 0.0
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0
-
-
-def check_architecture(model: Any) -> None:
-    """Raise HarnessError for models that LocalPolicy would run wrongly.
-
-    Rows share their prompts' keys and values under plain causal attention, pictures enter through the embeddings only.
-    """
-    kind, text = model.config.model_type, model.config.get_text_config()
-    vision = hasattr(model.config, "vision_config")
-    if vision and kind not in ("qwen2_vl", "qwen2_5_vl"):
-        raise HarnessError(f"vision-language models of type {kind!r} are not supported; use the Qwen2.5-VL family")
-    layers = set(getattr(text, "layer_types", None) or ["full_attention"])
-    if layers != {"full_attention"} or getattr(text, "sliding_window", None):
-        raise HarnessError(f"{kind!r} uses attention other than full causal attention, which is not supported")
-    if vision:
-        return
-    probe = torch.arange(8, device=model.device)[None]
-    with torch.no_grad():
-        expected = model(input_ids=probe, use_cache=False).logits[0, -1].float()
-        states = model.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state[0, -1]
-        ours = model.get_output_embeddings()(states).float()
-        cap = getattr(text, "final_logit_softcapping", None)
-        ours = cap * torch.tanh(ours / cap) if cap else ours
-    if not torch.allclose(ours, expected, atol=1e-2, rtol=1e-2):
-        raise HarnessError(f"{kind!r} computes its logits in a way that is not supported")

@@ -35,15 +35,16 @@ def run_layers(
         attention = layer.self_attn
         size = attention.head_dim
         normed = layer.input_layernorm(hidden)
-        keys = _heads(_rotate(attention.k_proj(normed), cos, sin, size), size)
+        keys = _heads(_rotate(attention.k_proj(normed), cos, sin, size), size)  # first: gradients add up in this order
         values = _heads(attention.v_proj(normed), size)
+        keys = keys.to(values.dtype)
         if cache is not None:
             keys, values = cache.update(keys, values, index)
         if wanted is not None and index == len(stack.layers) - 1:
             mask = (torch.arange(hidden.shape[1], device=hidden.device) <= wanted[:, :, None])[:, None]
             cos, sin = pick(cos.expand(len(hidden), -1, -1), wanted), pick(sin.expand(len(hidden), -1, -1), wanted)
             hidden, normed = pick(hidden, wanted), pick(normed, wanted)
-        queries = _heads(_rotate(attention.q_proj(normed), cos, sin, size), size)
+        queries = _heads(_rotate(attention.q_proj(normed), cos, sin, size), size).to(values.dtype)
         attended, _ = sdpa_attention_forward(attention, queries, keys, values, mask, scaling=attention.scaling)
         hidden = hidden + attention.o_proj(attended.flatten(2))
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))

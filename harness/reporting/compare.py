@@ -47,15 +47,14 @@ def command(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from harness.reporting.tables import rich_table
+    from harness.terminal import Terminal
 
     result = compare_results(options.a, options.b, options.env, options.metric)
     if options.json:
         print(json.dumps(as_json(result), indent=2, allow_nan=False))
         return 0
-    console = Console()
+    console = Terminal()
     for number, table in enumerate(tables(result)):
         if number:
             console.print()

@@ -31,6 +31,8 @@ class Budget:
 
 
 TOKENS = ("sampled_tokens", "analyzer_tokens", "rescored_tokens", "trained_tokens")
+"""Of the policy and its teachers; an annotator behind an endpoint is another model with another price."""
+EXTERNAL = ("external_prompt_tokens", "external_answer_tokens")
 
 BUDGETS = {
     "updates": Budget("Updates", "updates", ()),
@@ -42,6 +44,9 @@ BUDGETS = {
     "analyzer_tokens": Budget("Sampled tokens (analysis only)", "analysis tokens", TOKENS[1:2]),
     "rescored_tokens": Budget("Re-scored tokens", "re-scored tokens", TOKENS[2:3]),
     "trained_tokens": Budget("Trained tokens", "trained tokens", TOKENS[3:]),
+    "external_prompt_tokens": Budget("Prompt tokens of an external annotator", "external prompts", EXTERNAL[:1]),
+    "external_answer_tokens": Budget("Answer tokens of an external annotator", "external answers", EXTERNAL[1:]),
+    "external_tokens": Budget("Tokens of an external annotator", "external tokens", EXTERNAL),
     "optimizer_steps": Budget("Optimizer steps", "optimizer steps", ("optimizer_steps",)),
     "wall_seconds": Budget("Wall-clock seconds", "wall s", ("wall_seconds",)),
     "cpu_seconds": Budget("CPU seconds", "CPU s", ("cpu_seconds",)),

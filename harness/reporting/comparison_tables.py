@@ -8,15 +8,15 @@ from dataclasses import fields
 import numpy as np
 import pandas as pd
 
-from harness.contracts import Ledger
+from harness.contracts import HarnessError, Ledger
 from harness.reporting import statistics as st
-from harness.reporting.comparison import BUDGETS, UNTRAINED, Arm, Comparison, Setting
+from harness.reporting.comparison import BUDGETS, EXTERNAL, UNTRAINED, Arm, Comparison, Setting
 from harness.reporting.curves import area, at_budget, common_range, reached
 from harness.reporting.differences import ALPHA, Paired, holm
 from harness.reporting.frames import STAR
 from harness.reporting.resolution import kinds_resolution, resolution
 from harness.reporting.statistics import Estimate, Outcomes
-from harness.reporting.tables import MISSING, Column, Table, Value
+from harness.reporting.tables import MISSING, Column, Table, Value, file_name
 
 DETAILS = ("optimizer_steps", "wall_seconds", "flops")
 """Ledger fields that the terminal leaves out."""
@@ -327,7 +327,7 @@ def kinds_table(comparison: Comparison, setting: Setting) -> Table:
         *_stars(comparison),
     ]
     title = f"{setting.name}: success by kind of task"
-    name = f"kinds-{setting.name.replace(' ', '-').replace('(', '').replace(')', '').lower()}"
+    name = f"kinds-{file_name(setting.name)}"
     return Table(name, title, columns, tuple(rows), tuple(notes), ((setting.name, setting.card),))
 
 
@@ -338,18 +338,29 @@ def _size_of_kind(sizes: Sequence[int], index: int) -> str:
     return f"{size} task{'s' * (size != 1)}{' each' * shared}"
 
 
-def ledger_table(comparison: Comparison) -> Table:
-    """What every trained method spent, mean over its seeds."""
-    names = [field.name for field in fields(Ledger)]
+def ledger_table(comparison: Comparison, prices: tuple[float, float] | None = None) -> Table:
+    """What every trained method spent, mean over its seeds; columns of external annotators only where there was one.
+
+    ``prices`` of a million prompt and a million answer tokens add what those cost; HarnessError if nobody was asked.
+    """
+    trained = [(setting, arm) for setting in comparison.settings for arm in comparison.arms_of(setting, True)]
+    asked = any(float(arm.ledgers[name][-1].sum()) for _, arm in trained for name in EXTERNAL)
+    if prices and not asked:
+        raise HarnessError("--price-in and --price-out are prices of an external annotator, and none was asked here")
+    names = [field.name for field in fields(Ledger) if asked or field.name not in EXTERNAL]
     columns = [Column("Environment"), Column("Method"), Column("seeds", "number", ".0f")]
     columns += [
         Column(n.replace("_", " "), "number", ".2e" if n == "flops" else ",.0f", detail=n in DETAILS) for n in names
     ]
     rows: list[tuple[Value, ...]] = [
         (setting.name, arm.method, len(arm.seeds), *(float(arm.ledgers[name][-1].mean()) for name in names))
-        for setting in comparison.settings
-        for arm in comparison.arms_of(setting, trained_only=True)
+        for setting, arm in trained
     ]
+    if prices:
+        columns.append(Column("external cost", "number", ",.2f"))
+        per_token = dict(zip(EXTERNAL, (price / 1e6 for price in prices), strict=True))
+        costs = [sum(p * float(arm.ledgers[n][-1].mean()) for n, p in per_token.items()) for _, arm in trained]
+        rows = [(*row, cost) for row, cost in zip(rows, costs, strict=True)]
     notes = (
         "Training budget, mean over seeds; evaluation is not charged. Stage 1, analyses and re-scoring are. FLOPs are"
         " estimated.",

@@ -18,8 +18,10 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
+from harness.inert import visible
 from harness.reporting.comparison import BUDGETS, Arm, Comparison
 from harness.reporting.frames import STAR
 
@@ -83,6 +85,11 @@ DYNAMICS = {
         "skill/gate": "Mean gate",
         "skill/gap": "Teacher gap (nats)",
     },
+    "sampling": {
+        "sampler/gap": "Sampler gap (nats)",
+        "sampler/kl": "Sampler KL (nats)",
+        "sampler/weight": "Mean weight",
+    },
 }
 """Figures of the training dynamics: title of each metric; (%) marks shares."""
 
@@ -104,6 +111,8 @@ def render(figure: Figure) -> dict[str, bytes]:
     """The figure as ``svg`` and ``png`` (200 dpi), without a date in them."""
     rendered = {}
     with style():
+        for text in figure.findobj(Text):
+            text.set_text(visible(text.get_text()))  # XML has no place for control characters
         if layout := figure.get_layout_engine():
             layout.execute(figure)
             figure.set_layout_engine("none")  # laid out once, not again for each form

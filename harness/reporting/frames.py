@@ -184,6 +184,7 @@ def _manifest(store: CellDir) -> Record:
         wrong = {f.name for f in fields(kind)} ^ given.keys()
         if wrong:
             raise HarnessError(f"{path}: {name} has missing or unknown fields: {', '.join(sorted(wrong))}")
+    store.require_whole(manifest)
     return dict(manifest)
 
 

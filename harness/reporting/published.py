@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, field_validator
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from harness.contracts import HarnessError
 from harness.methods import Frozen
-from harness.validation import validate
+from harness.validation import read_yaml, validate
 
 REGISTRY = "registry.yaml"
 UNITS = ("percent", "score_0_100")
@@ -261,10 +260,7 @@ def load(directory: Path) -> Registry:
     path = directory / REGISTRY
     if not path.is_file():
         raise HarnessError(f"no published numbers at {directory}: there is no {REGISTRY}")
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise HarnessError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    data = read_yaml(path.read_text(encoding="utf-8"), f"{path} is not YAML")
     index = validate(Index, data, str(path))
     _check_names(index, path)
     rows = tuple(found for source in index.tables for found in _covered(directory, source))

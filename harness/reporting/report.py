@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from harness.records import episodes_recorded
 from harness.reporting import comparison_tables as build
 from harness.reporting import figures
 from harness.reporting.comparison import BUDGETS, Comparison, check_budget, compare
@@ -26,7 +27,7 @@ from harness.reporting.published import load
 from harness.reporting.published_table import published_table
 from harness.reporting.site import FOLDER, OVERVIEW, write_assets, write_page
 from harness.reporting.site_cells import cell_page, write_cell_page
-from harness.reporting.site_episodes import write_episode_pages
+from harness.reporting.site_episodes import most_per_cell, write_episode_pages
 from harness.reporting.site_skills import write_skill_page
 from harness.reporting.tables import Table, cards_csv, latex, markdown, rich_table, to_csv
 from harness.store import write_bytes, writing
@@ -100,6 +101,7 @@ def write_report(
     published: Path | None = None,
     budgets: Sequence[str] = BUDGET_COLUMNS,
     threshold: float | None = None,
+    prices: tuple[float, float] | None = None,
 ) -> Path:
     """Write ``report.html``, ``report/``, ``tables/`` and ``figures/`` into a run's directory; returns the page's path.
 
@@ -107,13 +109,14 @@ def write_report(
         published: Directory of published numbers to put beside the measured ones.
         budgets: Names of ``comparison.BUDGETS`` at which sample efficiency is measured and drawn.
         threshold: Success, from 0 to 1, whose price is asked; None: the reference's final success.
+        prices: Of a million prompt tokens and a million answer tokens of external annotators, to tell what they cost.
 
     Raises HarnessError where no cell is finished, a file is broken, a budget has no such name or the directory cannot
     be written.
     """
     results = read(directory)
     budgets = [check_budget(name) for name in dict.fromkeys(budgets)]
-    found = tables(results, published, budgets, threshold)
+    found = tables(results, published, budgets, threshold, prices)
     # Made beside the old one and put in its place when it is whole, so that a broken file leaves no half of a report.
     with writing(directory), tempfile.TemporaryDirectory(prefix=".report-", dir=directory) as made:
         site = Path(made) / directory.resolve().name  # pages name the run by its directory
@@ -125,14 +128,19 @@ def write_report(
         write_bytes(site / "tables" / "protocol.csv", cards_csv(results.comparison.cards).encode())
         pictures = {group: list(_draw(results, group, budgets, site)) for group in ("efficiency", "final", "dynamics")}
         write_assets(site)
-        links = {cell.id: _write_cell(results, cell, site) for cell in results.cells}
+        most = most_per_cell([episodes_recorded(cell.store) for cell in results.cells])
+        links = {cell.id: _write_cell(results, cell, site, most) for cell in results.cells}
         _write_overview(results, found, pictures, links, site)
         _replace(directory, site)
     return directory / OVERVIEW
 
 
 def _replace(directory: Path, site: Path) -> None:
-    """Put a report in place of the last one; tables and figures that only the last one had go with it."""
+    """Put a report in place of the last one; tables and figures that only the last one had go with it.
+
+    The overview goes first and comes last, so that half of a report is none, and is written again.
+    """
+    (directory / OVERVIEW).unlink(missing_ok=True)
     shutil.rmtree(directory / FOLDER, ignore_errors=True)  # no pages of cells that are gone
     (site / FOLDER).replace(directory / FOLDER)
     for folder, names in GENERATED.items():
@@ -150,6 +158,7 @@ def tables(
     published: Path | None = None,
     budgets: Sequence[str] = BUDGET_COLUMNS,
     threshold: float | None = None,
+    prices: tuple[float, float] | None = None,
 ) -> dict[str, Table]:
     """All tables of a report by name; those without rows are left out."""
     comparison = results.comparison
@@ -159,7 +168,7 @@ def tables(
         build.efficiency_table(comparison, budgets, threshold),
         build.matched_budget_table(comparison, budgets),
         *(build.kinds_table(comparison, s) for s in comparison.settings if len(set(s.kinds)) > 1),
-        build.ledger_table(comparison),
+        build.ledger_table(comparison, prices),
         build.seeds_table(comparison, results.evaluations),
         *([published_table(comparison, load(published))] if published else []),
     ]
@@ -206,11 +215,11 @@ def _draw(results: Results, group: str, budgets: Sequence[str], site: Path) -> I
 # --------------------------------------------------------------------------------------------------- pages
 
 
-def _write_cell(results: Results, cell: Cell, site: Path) -> list[tuple[str, str]]:
-    """Write all pages of a cell; returns their (label, path), the cell's own first."""
+def _write_cell(results: Results, cell: Cell, site: Path, most: int) -> list[tuple[str, str]]:
+    """Write all pages of a cell, on at most so many episodes; returns their (label, path), the cell's own first."""
     evaluations = results.evaluations
     written = [
-        ("episodes", write_episode_pages(cell, site)),
+        ("episodes", write_episode_pages(cell, site, most)),
         ("skills", write_skill_page(cell, site)),
     ]
     others = [(label, path) for label, path in written if path]

@@ -23,6 +23,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from harness.inert import visible
 from harness.reporting.frames import card_rows
 from harness.reporting.statistics import Estimate
 from harness.reporting.tables import Value
@@ -32,6 +33,10 @@ FOLDER = "report"
 """Where everything but the overview lies, within a run's directory."""
 
 OVERVIEW = "report.html"
+
+_UNFIT = re.compile("[<\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a script must not hold as it is: a lone surrogate has no UTF-8 form, others end a script element or, to old
+browsers, a line, or show the code in another order than it has."""
 
 
 def write_page(
@@ -87,8 +92,7 @@ def write_assets(run: Path) -> None:
 def script_json(value: Any) -> str:
     """Compact JSON that may stand in a script: it neither closes the element nor breaks a line. NaN is refused."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    # A lone surrogate has no UTF-8 form; the others end a script element or, to old browsers, a line.
-    return re.sub("[<\u2028\u2029\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _UNFIT.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def sort_key(value: Value) -> str | float:
@@ -114,6 +118,7 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader("harness", "templates/site"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -123,6 +128,11 @@ def _environment() -> jinja2.Environment:
     environment.filters["card_rows"] = card_rows
     environment.filters["protocol_id"] = protocol_id
     return environment
+
+
+def _shown(value: Any) -> Any:
+    """What a template prints: text made visible."""
+    return type(value)(visible(value)) if isinstance(value, str) else value
 
 
 def _write(path: Path, text: str) -> None:

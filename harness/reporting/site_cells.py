@@ -15,9 +15,10 @@ from pydantic import BaseModel
 
 from harness.contracts import Ledger
 from harness.methods import Frozen, Method
-from harness.records import read_credit, read_episodes
+from harness.records import read_credit, read_outcomes
 from harness.reporting import charts
 from harness.reporting import statistics as st
+from harness.reporting.comparison import EXTERNAL
 from harness.reporting.frames import Cell, in_words, updates_of
 from harness.reporting.site import write_page
 from harness.reporting.site_distillation import outcome_table, token_charts, token_frame
@@ -34,6 +35,7 @@ ABSENT = {
 TOKENS = {
     "sampled_tokens": "sampled while acting",
     "analyzer_tokens": "sampled while analysing",
+    "external_answer_tokens": "written by an external annotator",
     "rescored_tokens": "re-scored by a teacher",
     "trained_tokens": "trained on",
 }
@@ -60,6 +62,10 @@ LOSSES = {
     "approx_kl": "KL to the update's start",
     "clip_fraction": "Clipped tokens (%)",
     "dual_clip_fraction": "Dual-clipped tokens (%)",
+    "sampler/gap": "Gap between engine and trainer (nats)",
+    "sampler/gap_max": "Largest gap of a token (nats)",
+    "sampler/kl": "KL of engine and trainer (nats)",
+    "sampler/weight": "Mean weight of a token",
 }
 DISTILLATION = {
     "skill/parse_rate": "Usable skills (%)",
@@ -70,6 +76,7 @@ DISTILLATION = {
     "skill/instances": "Skills naming an instance (%)",
     "skill/words": "Words of a skill",
     "skill/duplicates": "Duplicate skills (%)",
+    "skill/asked_again": "Answers asked for again (%)",
 }
 """Metrics of metrics.jsonl by section of the page, and the heading of each chart; (%) marks shares."""
 
@@ -272,7 +279,7 @@ def _distillation(cell: Cell, updates: pd.DataFrame) -> Section:
     method = cell.config.method
     if method is None or method.teacher is None:
         return Section("distillation", "Distillation", charts=tuple(drawn))
-    tokens = token_frame(read_credit(cell.store), read_episodes(cell.store))
+    tokens = token_frame(read_credit(cell.store), read_outcomes(cell.store))
     if tokens.empty:
         note = "No credit of single tokens was kept, so there is neither a histogram of the gate nor a gap by outcome."
         return Section("distillation", "Distillation", (note,), charts=tuple(drawn))
@@ -297,14 +304,15 @@ def _ledger(cell: Cell, evaluations: pd.DataFrame, updates: int) -> Section:
     columns += [Column("preparation", "number", ",.0f")] if any(before.values()) else []
     columns += [Column("per update", "number", ",.1f")] if updates else []
     rows: list[tuple[Value, ...]] = []
-    for name, value in spent.items():
+    for name, value in ((n, v) for n, v in spent.items() if v or n not in EXTERNAL):
         unit, prepared = 1e9 if name == "flops" else 1, before.get(name, 0)
         row: list[Value] = ["GFLOP, estimated" if name == "flops" else name.replace("_", " "), value / unit]
         row += [prepared / unit] if any(before.values()) else []
         row += [(value - prepared) / unit / updates] if updates else []
         rows.append(tuple(row))
     table = Table("ledger", title, tuple(columns), tuple(rows))
-    parts = [(name, float(getattr(ledger, column))) for column, name in TOKENS.items()]
+    shown = {column: float(getattr(ledger, column)) for column in TOKENS}
+    parts = [(name, shown[column]) for column, name in TOKENS.items() if shown[column] or column not in EXTERNAL]
     bar = charts.bar("Tokens of training", parts)
     notes = ("Evaluation is not charged. The bar shows the tokens that training took, by what they were for.",)
     legend = charts.legend([f"{name}: {value:,.0f}" for name, value in parts]) if bar else Markup()

@@ -1,27 +1,31 @@
 """The episode pages of a report: every recorded episode of a cell, step by step, and the credit of its tokens.
 
-One page per cell. It opens with a light index of all episodes (:func:`episode_index`); what an episode said comes in
-chunks (:func:`episode_chunks`), which the page loads when an episode is opened.
+One page per cell. It opens with a light index of its episodes (:func:`episode_index`); what an episode said comes in
+chunks (:func:`episode_chunks`), which the page loads when an episode is opened. The pages of a run hold at most
+``MOST_SHOWN`` episodes: all of a usual run's, of a larger one's those that :func:`shown` chooses.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from harness.contracts import UNCOUNTED
-from harness.records import PICTURES, read_credit, read_episodes, read_trace
+from harness.records import PICTURES, read_credit, read_outcomes, read_trace, read_traces
 from harness.reporting.frames import Cell, skills_of
 from harness.reporting.site import write_chunks, write_page
 from harness.store import Record
 
+MOST_SHOWN = 50_000
+"""Episodes on the pages of all cells of a run; every recorded one is in its cell's ``episodes.parquet``."""
 MOST_EPISODES = 50
 """Episodes in one chunk, at most."""
 MOST_CHARACTERS = 300_000
@@ -35,31 +39,72 @@ Key = tuple[str, int, str, int]
 
 @dataclass(frozen=True)
 class Told:
-    """What a cell recorded: ``episodes`` and ``skills`` one row each, ``credit`` one row per step of an episode."""
+    """What a page shows: ``episodes`` and ``skills`` one row each, ``credit`` one row per step of an episode.
+
+    ``recorded`` counts the episodes of the cell, whether or not they are among ``episodes``.
+    """
 
     episodes: pd.DataFrame
     credit: pd.DataFrame
     skills: pd.DataFrame
+    recorded: int
 
 
-def read_told(cell: Cell) -> Told:
-    """What a cell recorded. Raises HarnessError where a file is broken.
+def read_told(cell: Cell, most: int = MOST_SHOWN) -> Told:
+    """What a cell recorded about at most so many episodes. Raises HarnessError where a file is broken.
 
     Evaluations with skills in the prompt get the phase ``eval*``: they play the tasks of the others again.
     """
-    episodes = read_episodes(cell.store)
+    outcomes = read_outcomes(cell.store)
+    rows = shown(outcomes["detail"].to_numpy(bool), most)
+    episodes = outcomes.iloc[rows].reset_index(drop=True)
     again = (episodes["phase"] == "eval") & (episodes["skills"] == "library")
-    episodes = episodes.assign(phase=episodes["phase"].mask(again, "eval*"))
-    return Told(episodes, read_credit(cell.store), skills_of([cell]))
+    traces = read_traces(cell.store, rows) if len(rows) else []
+    episodes = episodes.assign(phase=episodes["phase"].mask(again, "eval*"), trace=traces)
+    credit = read_credit(cell.store)
+    if len(rows) < len(outcomes) and not credit.empty:
+        known = set(episode_keys(episodes))
+        credit = credit[[key in known for key in _credit_keys(credit)]]
+    return Told(episodes, credit, skills_of([cell]), len(outcomes))
 
 
-def write_episode_pages(cell: Cell, run: Path) -> str | None:
-    """Write a cell's episode page and its data; returns the page's path within the run, None without episodes.
+def shown(detailed: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
+    """Places of the episodes that a page shows: all, or ``most`` of them in ascending order.
+
+    Detailed ones, which alone have prompts, pictures and credit, take up to two thirds of the room and more where the
+    others leave some. Where not all of a kind fit, they are drawn evenly from the whole of the training.
+    """
+    places = np.arange(len(detailed))
+    if len(places) <= most:
+        return places
+    first, others = places[detailed], places[~detailed]
+    room = min(len(first), max(2 * most // 3, most - len(others)))
+    return np.sort(np.concatenate([_evenly(first, room), _evenly(others, most - room)]))
+
+
+def _evenly(places: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    return places[np.arange(count) * len(places) // max(count, 1)]
+
+
+def most_per_cell(recorded: Sequence[int], most: int = MOST_SHOWN) -> int:
+    """The largest number of episodes that every cell may show so that all together are at most ``most``."""
+    left = len(recorded)
+    for count in sorted(recorded):
+        if count * left > most:
+            return most // left
+        most, left = most - count, left - 1
+    return max(recorded, default=0)
+
+
+def write_episode_pages(cell: Cell, run: Path, most: int = MOST_SHOWN) -> str | None:
+    """Write a cell's episode page and its data, on at most so many of its episodes.
+
+    Returns the page's path within the run, None without episodes.
 
     ``#train/12/TASK/0`` behind its address opens the first attempt at a task of update 12;
     ``#?phase=eval&update=20&outcome=failure`` lists the episodes that are so.
     """
-    told = read_told(cell)
+    told = read_told(cell, most)
     if told.episodes.empty:
         return None
     name, path = f"{cell.id}.episodes", f"report/episodes/{cell.id}.html"
@@ -72,6 +117,7 @@ def write_episode_pages(cell: Cell, run: Path) -> str | None:
         [(cell.title, f"report/cells/{cell.id}.html")],
         name=name,
         total=len(told.episodes),
+        recorded=told.recorded,
         pictures=f"cells/{cell.id}/{PICTURES}/",
         skills=None if told.skills.empty else f"report/skills/{cell.id}.html",
     )
@@ -82,7 +128,7 @@ def write_episode_pages(cell: Cell, run: Path) -> str | None:
 
 
 def episode_index(told: Told) -> Record:
-    """All episodes in the order of the journal, one list per property.
+    """The episodes in the order of the journal, one list per property.
 
     Texts, which repeat, are ``{"values": distinct ones, "codes": one number per episode}``. ``shift`` sums D = l_s - l
     over the episode's tokens (None without a teacher); ``credit`` says whether the tokens' credit was recorded;
@@ -145,7 +191,8 @@ def episode_chunks(told: Told) -> Iterator[tuple[int, Record]]:
     ``read``, the skills that the teacher read, to which a step's ``skill`` points.
     """
     credit = _credit_of(told.credit)
-    names = ("task_text", "error", "fingerprint", "dropped_turns", "prompt_tokens", "sampled_tokens", "trace")
+    numbers = ("dropped_turns", "prompt_tokens", "sampled_tokens")
+    names = ("task_text", "error", "traceback", "fingerprint", *numbers, "trace")
     said = told.episodes[[name for name in names if name in told.episodes]].to_dict("records")
     texts: dict[str, int] = {}
     chunk: list[Record] = []

@@ -22,7 +22,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from harness.contracts import ProtocolCard
+from harness.contracts import ProtocolCard, digest
+from harness.inert import visible
 from harness.reporting.statistics import Estimate
 
 Value = str | int | float | Estimate | None
@@ -130,12 +131,19 @@ def card_lines(cards: Sequence[tuple[str, ProtocolCard]]) -> list[tuple[str, str
     return [(name, "; ".join(f"{k.replace('_', ' ')}: {v}" for k, v in shown.items())) for name, shown in lines]
 
 
+def file_name(text: str) -> str:
+    """A text as part of a file's name; where characters had to be left out, a hash tells it from others."""
+    wanted = re.sub(r"[()]", "", text.replace(" ", "-")).lower()
+    kept = re.sub(r"[^\w.-]", "", wanted)[:50]
+    return kept if kept == wanted else f"{kept}-{digest(text)[:8]}"
+
+
 # ------------------------------------------------------------------------------------------------ Markdown
 
 
 def markdown_escape(text: str) -> str:
     """Text that neither leaves its table cell nor becomes markup."""
-    text = re.sub(r"\s+", " ", text).strip()
+    text = re.sub(r"\s+", " ", visible(text)).strip()
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     # Brackets are markup only where a link target follows, underscores only at the edge of a word.
     return re.sub(r"[\\`*|~]|\](?=[(\[:])|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\\g<0>", text)
@@ -166,7 +174,7 @@ def to_csv(table: Table) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     header: list[str] = []
-    for heading, estimate in zip(table.headings, estimates, strict=True):
+    for heading, estimate in zip(map(csv_text, table.headings), estimates, strict=True):
         header += [heading, f"{heading} low", f"{heading} high"] if estimate else [heading]
     writer.writerow(header)
     for row in table.rows:
@@ -175,12 +183,17 @@ def to_csv(table: Table) -> str:
             if isinstance(value, Estimate):
                 line += [plain(value.value), plain(value.low), plain(value.high)]
             elif isinstance(value, str):
-                line.append(f"'{value}" if value.startswith(("=", "+", "-", "@", "\t")) else value)
+                line.append(csv_text(value))
                 line += [None, None] if estimate else []
             else:
                 line += [plain(value), None, None] if estimate else [plain(value)]
         writer.writerow(line)
     return out.getvalue()
+
+
+def csv_text(text: str) -> str:
+    """Text that a spreadsheet takes for text, whatever it trims or widens before it looks for a formula."""
+    return f"'{visible(text)}" if re.match(r"\s*[=+\-@＝＋－＠]", text) else visible(text)
 
 
 def plain(value: int | float | None) -> int | float | None:
@@ -239,7 +252,7 @@ def latex_escape(text: str) -> str:
 
     Letters with an accent stay; what the standard encodings cannot print is written as its code point, U+6F22.
     """
-    text = re.sub(r"\s+", " ", text).strip()
+    text = re.sub(r"\s+", " ", visible(text)).strip()
     # Two hyphens in a row would become a dash.
     return "".join("{}-" if a == b == "-" else _latex_character(b) for a, b in zip(f" {text}", text, strict=False))
 

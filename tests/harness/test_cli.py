@@ -60,7 +60,7 @@ def stub(config: CellConfig, cell: CellDir, report: Callable[[Progress], None]) 
         cell.finish({"status": "complete"})
 
 
-def load_stub() -> runner.Play:
+def load_stub(*settings: object) -> runner.Play:
     return stub
 
 
@@ -163,7 +163,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def holder(directory: Path) -> int:
     (unfinished,) = [path for path in directory.glob("cells/*") if not (path / "manifest.json").exists()]
-    return int((unfinished / "lock").read_text())
+    return int((unfinished / "lock").read_text().split()[0])
 
 
 def running(pid: int) -> bool:
@@ -171,11 +171,14 @@ def running(pid: int) -> bool:
     return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_ctrl_c_ends_all_processes(hanging: subprocess.Popen[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_kill_end_all_processes(
+    hanging: subprocess.Popen[str], tmp_path: Path, sent: signal.Signals, code: int
+) -> None:
     worker = holder(tmp_path / "out")
-    hanging.send_signal(signal.SIGINT)
+    hanging.send_signal(sent)
     _, errors = hanging.communicate(timeout=20)
-    assert hanging.returncode == 130
+    assert hanging.returncode == code
     assert errors.strip() == "harness: interrupted; the same command continues where this one stopped"
     assert not running(worker)
 

@@ -8,13 +8,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 from harness import cli
+from harness.cell import Session
 from harness.config import CellConfig, Recipe
 from harness.contracts import HarnessError
 from harness.methods import GatedNLL, ImportanceK3, Reweighting
 from harness.policy import load
 from harness.recipes import expand, load_recipe, packaged
+from harness.store import cell_dir
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "results" / "published"
 TABLES = {
@@ -30,7 +33,9 @@ ABLATIONS = {
     "w/o self-evolving opd": "seed-no-opd",
     "w/o on-policy skill": "seed-static-library",
 }
-NEEDS_DATA = [name for name in packaged() if name.endswith("-paper") and name != "table8-paper"]
+PAPER = [name for name in packaged() if name.startswith("paper/")]
+VISUAL = ("paper/table8", "paper/sokoban", "paper/ezpoints")
+NEEDS_DATA = [name for name in PAPER if name not in VISUAL]
 GENERATED = {
     "ALFWorld-v1": ["env.options={}"],
     "SearchQA-v1": ["env.options={}", "train.panel_size=1000"],
@@ -77,7 +82,7 @@ def test_dry_run_prints_the_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("table6-tiny", "table8-paper"):
+    for name in ("table6-tiny", "paper/table8"):
         assert cli.main(["run", name, "--dry-run"]) == 0
         printed = capsys.readouterr().out
         for method in load_recipe(name).methods:
@@ -98,6 +103,11 @@ def ours(name: str) -> str:
     return {**ABLATIONS, "react": "vanilla"}.get(plain, plain)
 
 
+def named(table: int, size: str) -> str:
+    """The recipe of a table."""
+    return f"paper/table{table}" if size == "paper" else f"table{table}-{size}"
+
+
 def rows(cell: CellConfig) -> set[str]:
     """Names of the rows that a cell becomes in a table: a star where skills are in the prompt."""
     assert cell.method
@@ -107,7 +117,7 @@ def rows(cell: CellConfig) -> set[str]:
 @pytest.mark.parametrize("size", ["tiny", "paper"])
 @pytest.mark.parametrize("table", [1, 2, 7, 8])
 def test_has_the_rows_of_its_table(table: int, size: str) -> None:
-    cells = trained(f"table{table}-{size}")
+    cells = trained(named(table, size))
     assert set().union(*map(rows, cells.values())) == {ours(row["method"]) for row in published(table)}
     benchmarks = {row["benchmark"].removesuffix("-6x6").replace("-", "") for row in published(table)}
     assert {env.removesuffix("-v1") for env, _ in cells} == benchmarks - {"Average"}
@@ -116,7 +126,7 @@ def test_has_the_rows_of_its_table(table: int, size: str) -> None:
 @pytest.mark.parametrize("size", ["tiny", "paper"])
 def test_has_the_shares_of_data(size: str) -> None:
     """Each share trains on that share of the tasks, and plays every one of them once."""
-    cells = trained(f"table6-{size}")
+    cells = trained(named(6, size))
     shares = sorted({int(row["metric"].partition("train_data_")[2].rstrip("%")) for row in published(6)})
     assert shares == [20, 40, 60, 80, 100]
     assert {env for env, _ in cells} == {"ALFWorld-v1", "WebShop-v1"}
@@ -133,55 +143,187 @@ def test_has_the_shares_of_data(size: str) -> None:
 # --------------------------------------------------------------------------------------------- the paper's numbers
 
 
-PROTOCOL = {
-    "ALFWorld-v1": {"history": 5, "max_steps": 30, "max_prompt_tokens": 2048, "updates": 150, "tasks": 16},
-    "WebShop-v1": {"history": 2, "max_steps": 15, "max_prompt_tokens": 4096, "updates": 150, "tasks": 16},
-    "SearchQA-v1": {"history": 4, "max_steps": 4, "max_prompt_tokens": 4096, "updates": 150, "tasks": 128},
-    "Sokoban-v1": {"history": 0, "max_steps": 15, "max_prompt_tokens": 1024, "updates": 150, "tasks": 32},
-    "EZPoints-v1": {"history": 0, "max_steps": 8, "max_prompt_tokens": 1024, "updates": 100, "tasks": 16},
+FACTS: dict[str, dict[str, object]] = {
+    "every benchmark": {
+        # the paper's table of settings: group, clip, KL and learning rate, answers of 512 tokens
+        "train.group": 8,
+        "train.clip": 0.2,
+        "train.kl": 0.01,
+        "train.learning_rate": 1e-6,
+        "env.max_response_tokens": 512,
+        # the released launchers, alike for all: sampling, optimizer, dual clip, checkpoints
+        "train.temperature": 1.0,
+        "train.weight_decay": 0.01,
+        "train.betas": (0.9, 0.999),
+        "train.grad_clip": 1.0,
+        "train.dual_clip": 3.0,
+        "train.checkpoint_every": 10,
+        "train.gradient_checkpointing": True,
+        "eval.temperature": 0.4,
+        "eval.episodes_per_task": 1,
+        "precision": "bfloat16",
+        # the paper's loss: a mean over tokens, without an entropy bonus
+        "train.normalise": "token",
+        "train.entropy": 0.0,
+        # hindsight-skill SFT: 180 tasks x 8 attempts, 3 epochs of batches of 8
+        "stage1.tasks": 180,
+        "stage1.attempts": 8,
+        "stage1.epochs": 3,
+        "stage1.batch": 8,
+    },
+    "text": {
+        "stage1.temperature": 0.4,
+        "stage1.learning_rate": 5e-6,
+        "stage1.annotator": "glm-5.2@http://127.0.0.1:8001/v1",
+        "analysis.max_tokens": 4096,
+        "analysis.max_prompt_tokens": 16384,
+    },
+    "vision": {
+        "policy": "Qwen/Qwen2.5-VL-3B-Instruct",
+        "stage1.temperature": 1.0,
+        "stage1.learning_rate": 2e-6,
+        "stage1.annotator": "scripted",  # the paper names none
+        "analysis.max_tokens": 2048,
+        "env.history": 0,  # launchers keep one and show none
+        "eval.panel_size": 128,
+        "eval.every": 5,
+    },
+    # Per benchmark: steps, tasks an update and updates of the paper; history, prompt length, penalty, warm-up of the
+    # launchers; every training task is played once.
+    "ALFWorld-v1": {
+        "env.max_steps": 30,
+        "env.history": 5,
+        "env.max_prompt_tokens": 2048,
+        "train.tasks": 16,
+        "train.updates": 150,
+        "train.panel_size": 2400,
+        "train.invalid_action_penalty": 0.1,
+        "train.warmup": 0.0,
+        "eval.panel_size": None,  # 140 games, or 134 unseen
+        "eval.every": 5,
+    },
+    "WebShop-v1": {
+        "env.max_steps": 15,
+        "env.history": 2,
+        "env.max_prompt_tokens": 4096,
+        "train.tasks": 16,
+        "train.updates": 150,
+        "train.panel_size": 2400,
+        "train.invalid_action_penalty": 0.1,
+        "train.warmup": 0.0,
+        "eval.panel": "eval",
+        "eval.panel_size": 128,
+        "eval.every": 5,
+    },
+    "SearchQA-v1": {
+        "env.max_steps": 4,
+        "env.history": 4,
+        "env.max_prompt_tokens": 4096,
+        "train.tasks": 128,
+        "train.updates": 150,
+        "train.invalid_action_penalty": 0.01,
+        "train.warmup": 0.1,
+        "eval.panel_size": None,  # 51,713 questions
+        "eval.every": 150,
+    },
+    "Sokoban-v1": {
+        "env.max_steps": 15,
+        "env.options": {"dim": 6, "boxes": 1, "search_depth": 30},
+        "env.max_prompt_tokens": 1024,
+        "train.tasks": 32,
+        "train.updates": 150,
+        "train.panel_size": 4800,
+        "train.invalid_action_penalty": 0.1,
+        "train.warmup": 0.0,
+        "analysis.max_prompt_tokens": 24576,
+    },
+    "EZPoints-v1": {
+        "env.max_steps": 8,
+        "env.max_prompt_tokens": 1024,
+        "train.tasks": 16,
+        "train.updates": 100,
+        "train.panel_size": 1600,
+        "train.invalid_action_penalty": 0.1,
+        "train.warmup": 0.0,
+        "analysis.max_prompt_tokens": 16384,
+    },
 }
-"""As the paper and its launchers state them; the visual tasks show no text history."""
+"""What the paper states, else its launchers; where they differ, the paper (docs/reproducing.md)."""
+
+BACKBONES = {"paper/table1-7b": "Qwen/Qwen2.5-7B-Instruct", "paper/table1-1.7b": "Qwen/Qwen3-1.7B"}
 
 
-@pytest.mark.parametrize("name", ["table1-paper", "table2-paper", "table7-paper", "table8-paper"])
-def test_protocol_of_the_paper(name: str) -> None:
-    visual = name == "table8-paper"
+def setting(cell: CellConfig, path: str) -> object:
+    """The value of a setting such as ``train.group``."""
+    value: object = cell
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_settings_of_the_paper(name: str) -> None:
+    backbone = {} if name in VISUAL else {"policy": BACKBONES.get(name, "Qwen/Qwen2.5-3B-Instruct")}
     for (env, method), cell in trained(name).items():
-        assert cell.policy == f"Qwen/Qwen2.5-{'VL-' if visual else ''}3B-Instruct"
-        assert (cell.env.max_response_tokens, cell.eval.temperature) == (512, 0.4)
-        if cell.train:
-            known = {**cell.env.model_dump(), **cell.train.model_dump()}
-            assert {field: known[field] for field in PROTOCOL[env]} == PROTOCOL[env], f"{env} {method}"
-            assert (cell.train.group, cell.train.temperature, cell.train.learning_rate) == (8, 1.0, 1e-6)
-            assert (cell.train.clip, cell.train.kl, cell.train.weight_decay) == (0.2, 0.01, 0.01)
-            assert cell.train.invalid_action_penalty == (0.01 if env == "SearchQA-v1" else 0.1)
-            assert cell.train.warmup == (0.1 if env == "SearchQA-v1" else 0.0)
-        if cell.stage1:
-            assert (cell.stage1.tasks, cell.stage1.attempts, cell.stage1.epochs, cell.stage1.batch) == (180, 8, 3, 8)
-            assert cell.stage1.learning_rate == (2e-6 if visual else 5e-6)
-            assert cell.stage1.temperature == (1.0 if visual else 0.4)
-            assert cell.analysis
-            assert cell.analysis.max_tokens == (2048 if visual else 4096)
-            assert cell.analysis.max_prompt_tokens == (24576 if env == "Sokoban-v1" else 16384)
+        kind = FACTS["vision" if name in VISUAL else "text"]
+        expected = {**FACTS["every benchmark"], **kind, **backbone, **FACTS[env]}
+        if name == "paper/table6":  # shares of the data
+            expected |= {"train.updates": setting(cell, "train.updates")}
+            expected |= {"train.panel_size": 16 * int(str(expected["train.updates"]))}
+        if name in NEEDS_DATA:
+            expected.pop("eval.panel", None)  # of generated tasks here, see below
+        known = {path: value for path, value in expected.items() if setting(cell, path.partition(".")[0]) is not None}
+        if cell.method and not cell.method.trains:
+            known.pop("eval.every")  # it is evaluated once
+        assert {path: setting(cell, path) for path in known} == known, f"{env} {method}"
+        assert cell.env.options == {} or name in VISUAL
 
 
 def test_panels_of_the_paper() -> None:
-    panels = {name: {plan.env.id: plan.eval for plan in load_recipe(name).envs} for name in NEEDS_DATA}
-    main = panels["table1-paper"]
-    assert main["ALFWorld-v1"]["panel"] == panels["table6-paper"]["ALFWorld-v1"]["panel"] == "valid_seen"
-    assert (main["SearchQA-v1"]["panel"], main["WebShop-v1"]["panel_size"]) == ("test", 128)
-    for name in ("table1-paper", "table8-paper"):
+    """Which tasks are measured; that the policy measured is the last one is so in every cell."""
+    for name in NEEDS_DATA:
         recipe = load_recipe(name)
-        for plan in recipe.envs:
-            train = {**recipe.train.model_dump(), **plan.train}
-            assert train["panel_size"] == train["updates"] * train["tasks"], "every training task is played once"
-    assert load_recipe("table2-paper").eval.panel == "valid_seen"
-    assert load_recipe("table7-paper").eval.panel == "valid_unseen"
+        sizes = {plan.env.id: plan.train.get("panel_size", recipe.train.panel_size) for plan in recipe.envs}
+        assert sizes.items() <= {"ALFWorld-v1": 2400, "SearchQA-v1": 19200, "WebShop-v1": 2400}.items()
+        panels = {plan.env.id: plan.eval.get("panel", recipe.eval.panel) for plan in recipe.envs}
+        seen = "valid_unseen" if name == "paper/table7" else "valid_seen"
+        assert panels.items() <= {"ALFWorld-v1": seen, "SearchQA-v1": "test", "WebShop-v1": "eval"}.items()
+        assert {plan.env.id: plan.env.options for plan in recipe.envs}.items() <= {
+            "ALFWorld-v1": {"data": "official"},
+            "SearchQA-v1": {"data": "data/search-qa", "retriever": "http://127.0.0.1:8000/retrieve"},
+            "WebShop-v1": {"data": "data/webshop", "reward": "official"},
+        }.items()
+
+
+def test_the_protocol_card_of_the_paper(tmp_path: Path) -> None:
+    """What stands beside every number of a cell at the paper's size."""
+    cell = trained("paper/sokoban")["Sokoban-v1", "seed"]
+    small = cell.model_copy(update={"policy": "random", "eval": cell.eval.model_copy(update={"panel_size": 2})})
+    session = Session.open(small, cell_dir(tmp_path, small), lambda progress: None, 1)
+    card = session.protocol()
+    session.pool.close()
+    session.env.close()
+    assert (card.history, card.max_steps, card.temperature, card.checkpoint) == (0, 15, 0.4, "last")
+    assert card.truncation == "oldest history first, beyond 1024 tokens"
+    assert card.decoding == "free, at most 512 tokens"
+    assert card.invalid_action == session.env.card.invalid_action
+
+
+def test_one_recipe_states_what_others_share() -> None:
+    """No setting is written down twice: all recipes of the paper are laid over the main table's."""
+    main = yaml.safe_load(packaged()["paper/table1"].read_text())
+    for name in PAPER:
+        own = yaml.safe_load(packaged()[name].read_text())
+        base = own.pop("extends", None)
+        assert (base is None) == (name == "paper/table1")
+        for section in ("train", "stage1", "analysis", "eval"):
+            repeated = own.get(section, {}).items() & main[section].items()
+            assert name == "paper/table1" or not repeated, name
 
 
 def test_losses_of_the_paper() -> None:
     """SEED and SDAR share their loss; GRPO+OPSD has no gate, OPSD no reward."""
-    methods = {name: cell.method for (env, name), cell in trained("table1-paper").items() if env == "ALFWorld-v1"}
+    methods = {name: cell.method for (env, name), cell in trained("paper/table1").items() if env == "ALFWorld-v1"}
     gated = GatedNLL(coefficient=0.01, beta=5.0)
     assert {name: method.signal for name, method in methods.items() if method and method.signal} == {
         "seed": gated,
@@ -210,7 +352,7 @@ def test_missing_data_is_named(env: str, line: str, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     with pytest.raises(HarnessError, match=line):
-        expand(load_recipe("table1-paper", [f"envs=[{env}]"]))
+        expand(load_recipe("paper/table1", [f"envs=[{env}]"]))
 
 
 # ------------------------------------------------------------------------------------------------------ controls

@@ -11,9 +11,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from harness import perf
 from harness.contracts import AgentEnv, HarnessError, Prompt
 from harness.naive import NaivePolicy, full_logits_scores
+from harness.perf import rollout, update
+from harness.perf.measure import Measurement, main, peak_megabytes
+from harness.perf.memory import BUDGET, UPDATE_ROWS, update_peak
+from harness.perf.phases import Phases
 from harness.policy.base import Request, Sampling
 from harness.policy.local import LocalPolicy
 from harness.policy.tiny import build_tokenizer, new_tiny
@@ -41,9 +44,11 @@ def naive(policy: LocalPolicy) -> NaivePolicy:
 
 @pytest.fixture
 def only_ezpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = perf.quick_cells
-    monkeypatch.setattr(perf, "quick_cells", lambda *a: [c for c in cells(*a) if c.env.id == "EZPoints-v1"])
-    monkeypatch.setattr(perf, "REPEATS", 1)
+    cells = rollout.quick_cells
+    for part in (rollout, update):
+        monkeypatch.setattr(part, "quick_cells", lambda *a: [c for c in cells(*a) if c.env.id == "EZPoints-v1"])
+    monkeypatch.setattr(rollout, "REPEATS", 1)
+    monkeypatch.setattr(update, "UPDATES", 1)
 
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=["text", "pictures"])
@@ -89,29 +94,65 @@ def test_peak_memory_is_seen() -> None:
     def work() -> None:
         torch.ones(2**25).sum()  # 128 MiB, gone when the function ends
 
-    assert 100 < perf.peak_megabytes(work) < 200
+    assert 100 < peak_megabytes(work) < 200
 
 
 def test_goals() -> None:
-    fast = perf.Measurement("rollout", "", 9.0, 2.0, "tokens/s", 4.0, "at least")
-    heavy = perf.Measurement("memory", "", 9.0, 2.0, "MB", 0.5, "at most")
+    fast = Measurement("rollout", "", 9.0, 2.0, "tokens/s", 4.0, "at least")
+    heavy = Measurement("memory", "", 9.0, 2.0, "MB", 0.5, "at most")
     assert fast.ratio == heavy.ratio == 4.5
     assert fast.met
     assert not heavy.met
+    assert Measurement("rollout", "", 1.0, 2.0, "tokens/s", None, "at least").met
+
+
+def test_phases_are_disjoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Work:
+        def outer(self) -> None:
+            spend(2)
+            self.inner()
+
+        def inner(self) -> None:
+            spend(5)
+
+    now = 0.0
+
+    def spend(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("harness.perf.phases.cpu_seconds", lambda: now)
+    work, phases = Work(), Phases()
+    phases.watch(work, "outer", "a")
+    phases.watch(work, "inner", "b")
+    for extra in (100, 1, 3):  # the first update warms up
+        with phases.update("rest"):
+            spend(extra)
+            work.outer()
+    work.outer()  # outside of an update nothing is charged
+    assert phases.medians() == {"rest": 2, "a": 2, "b": 5}
+    assert phases.total() == 9
+
+
+def test_memory_of_an_update_follows_its_token_budget_and_nothing_else(policy: LocalPolicy) -> None:
+    usual, many = update_peak(policy), update_peak(policy, rows=4 * UPDATE_ROWS)
+    assert many < 1.1 * usual
+    assert update_peak(policy, numbers=48) < 1.1 * usual
+    assert 1.7 < update_peak(policy, rows=4 * UPDATE_ROWS, budget=2 * BUDGET) / many < 2.3
 
 
 @pytest.mark.usefixtures("only_ezpoints")
 @pytest.mark.parametrize("part", ["rollout", "update"])
 def test_command_measures(part: str, policy: LocalPolicy) -> None:
     text = io.StringIO()
-    code = perf.main(part, policy.spec, 8, Console(file=text, width=120))
+    code = main(part, policy.spec, 8, Console(file=text, width=120))
     assert f"{part}  EZPoints-v1" in text.getvalue()
     assert code in (0, 1)  # whether goals are met is not this test's business
 
 
 def test_policy_without_weights_is_refused() -> None:
     with pytest.raises(HarnessError, match="cannot be trained"):
-        perf.main("rollout", "random", 8, Console(file=io.StringIO()))
+        main("rollout", "random", 8, Console(file=io.StringIO()))
 
 
 def test_engine_that_is_missing_is_named_and_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,5 +161,5 @@ def test_engine_that_is_missing_is_named_and_skipped(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(env_class("ALFWorld-v1"), "benchmark", benchmark)
     text = io.StringIO()
-    assert perf.main("engine", "tiny", 8, Console(file=text, width=120)) == 0
+    assert main("engine", "tiny", 8, Console(file=text, width=120)) == 0
     assert "engine ALFWorld-v1 not measured: not installed" in text.getvalue()

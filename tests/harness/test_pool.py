@@ -62,8 +62,9 @@ def calm() -> dict[int, list[object]]:
         (2, {2: "die"}, 2, "exit code 3"),
         (1, {2: "die"}, 0, "exit code 3"),
         (1, {0: "die", 2: "die", 4: "die"}, 1, "died"),
+        (2, {3: "nan"}, 1, "ValueError: the environment's reward is nan"),
     ],
-    ids=["raise", "die", "die in reset", "three die at once"],
+    ids=["raise", "die", "die in reset", "three die at once", "nan"],
 )
 def test_trouble_costs_its_own_episode_only(
     calm: dict[int, list[object]], workers: int, trouble: dict[int, str], at: int, said: str
@@ -77,6 +78,47 @@ def test_trouble_costs_its_own_episode_only(
         assert len(states[slot]) == at + 1
         assert said in states[slot][-1].error
         assert "\n" not in states[slot][-1].error
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error", "where"),
+    [
+        ("raise", "RuntimeError: this door is stuck (", "in _trouble\n    raise RuntimeError"),
+        ("crash", "environment worker died (signal SIGSEGV)", "in _trouble\n"),
+        ("hang", "environment worker hung for 2.5 s", "in _trouble\n"),
+    ],
+)
+def test_where_an_environment_was_when_it_failed(trouble: str, error: str, where: str) -> None:
+    with EnvPool(ENV, timeout=2.5) as pool:
+        pool.reset({0: TASKS[0], 1: troubled(TASKS[1], trouble, 1)})
+        states = pool.step({0: "wait", 1: "wait"})
+    assert not states[0].error
+    assert states[1].error.startswith(error)
+    assert where in states[1].traceback
+
+
+def test_a_worker_that_grows_is_replaced_and_costs_nothing(
+    calm: dict[int, list[object]], caplog: pytest.LogCaptureFixture
+) -> None:
+    tasks = [troubled(task, "leak", 1) if i == 1 else task for i, task in enumerate(TASKS)]
+    with EnvPool(ENV, memory=40 << 20) as pool:
+        pool.reset(dict(enumerate(TASKS)))  # from here on its size counts
+        first = pool._workers[0].process.pid
+        assert comparable(play(pool, tasks)) == calm
+        assert pool._workers[0].process.pid != first
+        assert pool.recycled >= 1
+    assert "environment worker replaced: it had grown by 0.1 GiB" in caplog.text
+
+
+def test_closing_does_not_wait_for_environments_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.pool.PATIENCE", 0.5)
+    pool = EnvPool("toy_envs:Stubborn", workers=2)
+    pool.reset(dict(enumerate(TASKS[:2])))
+    processes = [worker.process for worker in pool._workers]
+    clock = time.monotonic()
+    pool.close()
+    assert time.monotonic() - clock < 5
+    assert not any(process.is_alive() for process in processes)
 
 
 def test_a_hanging_step_ends_at_the_timeout(calm: dict[int, list[object]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,41 @@ def test_overrides(small: str) -> None:
     assert (cell.env.id, cell.seed) == ("Sokoban-v1", 3)
     assert cell.train is not None
     assert cell.train.learning_rate == 1e-4
+
+
+def test_a_recipe_extends_another(small: str, tmp_path: Path) -> None:
+    """What differs is merged, environments are selected by id, lists replace."""
+    path = tmp_path / "mine.yaml"
+    changed = {"env": {"id": "EZPoints-v1", "max_steps": 4}, "eval": {"every": 3}}
+    path.write_text(yaml.safe_dump({"name": "mine", "extends": Path(small).name, "seeds": [7], "envs": [changed]}))
+    recipe, base = load_recipe(str(path), ["train.tasks=3"]), load_recipe(small)
+    assert (recipe.name, recipe.methods, recipe.seeds) == ("mine", base.methods, [7])
+    assert (recipe.train.updates, recipe.train.tasks) == (5, 3)
+    (plan,) = recipe.envs
+    assert (plan.env.max_steps, plan.train, plan.eval) == (4, {"updates": 7}, {"every": 3})
+    path.write_text(yaml.safe_dump({"name": "mine", "extends": Path(small).name, "envs": ["Sokoban-v1"]}))
+    assert load_recipe(str(path)).envs == [plan for plan in base.envs if plan.env.id == "Sokoban-v1"]
+    path.write_text(yaml.safe_dump({"name": "mine", "extends": "quick", "envs": [{"env": {"id": "WebShop-v1"}}]}))
+    assert load_recipe(str(path)).train == load_recipe("quick").train
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"name": "mine", "extends": "qick"}, "unknown recipe 'qick'; did you mean 'quick'?"),
+        ({"name": "mine", "extends": "none.yaml"}, "no such recipe file: none.yaml"),
+        ({"name": "mine", "extends": ["quick"]}, "extends: expected the name or file of a recipe"),
+        ({"name": "mine", "extends": "mine.yaml"}, "mine.yaml extends mine.yaml, which extends it in turn"),
+        ({"extends": "quick"}, "has a name of its own"),
+        ({"name": "mine", "extends": "quick", "envs": ["Sokban-v1"]}, "envs: unknown environment of this recipe"),
+        ({"name": "mine", "extends": "quick", "train": {"updats": 1}}, "mine.yaml: train: unknown setting 'updats'"),
+    ],
+)
+def test_bad_extensions(data: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(HarnessError, match=re.escape(message)):
+        load_recipe(str(path))
 
 
 def test_a_shared_override_wins_over_environments_and_methods(small: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from toy_cells import toy_policy
 from toy_envs import Doors, troubled
 
-from harness.contracts import Episode, Prompt, Response, StopReason, Turn, View
+from harness.contracts import Episode, HarnessError, Prompt, Response, StopReason, Turn, View
 from harness.policy.base import Policy, Request, Sampling
 from harness.pool import EnvPool
 from harness.prompts import fit_prompt
@@ -77,6 +77,24 @@ def test_a_crash_costs_one_episode(pool: EnvPool, trouble: str, at: int) -> None
     assert not crashed.success
     assert not crashed.counted
     assert [outcome(episode) for episode in episodes] == calm[:4] + calm[5:]
+
+
+def test_a_rollout_in_which_too_many_crash_stops_and_says_why(pool: EnvPool) -> None:
+    few = [replace(job, task=troubled(job.task, "raise", 1)) if n < 3 else job for n, job in enumerate(JOBS)]
+    rules = replace(RULES, max_env_errors=0.1)
+    episodes = rollout(Always("left"), ENV, pool, few, rules)
+    assert [episode.stop_reason for episode in episodes].count(StopReason.ENV_ERROR) == 3  # a tenth of 30
+    assert "raise RuntimeError" in episodes[0].traceback
+    many = [replace(job, task=troubled(job.task, "raise", 1)) if n < 4 else job for n, job in enumerate(JOBS)]
+    seen: list[Episode] = []
+    with pytest.raises(
+        HarnessError,
+        match=r"4 of 30 episodes have crashed .* env\.max_env_errors=0\.1 .* train/0: RuntimeError: this door is stuck",
+    ) as caught:
+        rollout(Always("left"), ENV, pool, many, rules, on_end=seen.append)
+    assert len(seen) == 4
+    assert "raise RuntimeError" in caught.value.__notes__[0]
+    rollout(Always("left"), ENV, pool, few[:4], rules=replace(rules, max_env_errors=0.15))  # 3 of 4, counted as of 20
 
 
 def test_no_jobs_no_episodes(pool: EnvPool) -> None:

@@ -11,10 +11,10 @@ from fake_endpoint import Reply, pictures_of, planned, rejects, says, serving
 
 from harness.annotators import annotate
 from harness.contracts import Episode, HarnessError, Image, Prompt, Response, Skill, Step, StopReason, Task
+from harness.skill_measures import audit_skills
 from harness.skills import (
     PHRASES,
     analysis_prompt,
-    audit_skills,
     insert_skill,
     parse_skill,
     read_skill,
@@ -81,7 +81,7 @@ def test_parser_survives_degenerate_answers(answer: str) -> None:
 
 
 def test_skill_text_can_always_be_encoded() -> None:
-    assert parse_skill('{"episode_skill": "half \\ud83d pair"}').skill == "half ? pair"
+    assert parse_skill('{"episode_skill": "half \\ud83d pair"}').skill == "half \N{REPLACEMENT CHARACTER} pair"
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ class ScriptedEnv:
 
 
 def test_scripted_annotator() -> None:
-    skills = annotate([make_episode(), make_episode(success=False)], "scripted", ScriptedEnv())  # type: ignore[arg-type]
+    skills = annotate([make_episode(), make_episode(success=False)], "scripted", ScriptedEnv()).skills  # type: ignore[arg-type]
     assert [(skill.text, skill.author, skill.update) for skill in skills] == [
         ('use "this"', "scripted", -1),
         ("", "scripted", -1),
@@ -266,7 +266,8 @@ def test_an_endpoint_that_misbehaves_costs_only_the_unreadable_answers() -> None
         "down": [Reply(status=503)],
     }
     with serving(planned(plan)) as endpoint:
-        skills = annotate([named(task) for task in plan], endpoint.name, ScriptedEnv())  # type: ignore[arg-type]
+        found = annotate([named(task) for task in plan], endpoint.name, ScriptedEnv())  # type: ignore[arg-type]
+    skills = found.skills
     assert [skill.usable for skill in skills] == [True, True] + [False] * 4
     assert skills[1].text == "Search closed containers first."
     assert skills[2].raw == "I would rather not answer in JSON."

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow.parquet
 import pytest
-from toy_cells import LIBRARY_SKILL, run_in_child, run_toy, toy_config, toy_library, toy_policy
+from toy_cells import LIBRARY_SKILL, everything, run_in_child, run_toy, toy_config, toy_library, toy_policy
 from toy_envs import Doors
 
 from harness.contracts import HarnessError
@@ -19,7 +19,6 @@ from harness.seed import oracle_skill
 from harness.store import CellDir
 
 WEIGHTS = "policy/model.safetensors"
-CLOCKS = {"wall_seconds", "cpu_seconds"}
 
 
 @pytest.fixture(scope="module")
@@ -39,32 +38,6 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def grpo(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> CellDir:
     return run_toy(toy_config(policy), tmp_path_factory.mktemp("grpo"))
-
-
-def timeless(value: Any) -> Any:
-    """Records without what a clock measured."""
-    if isinstance(value, list):
-        return [timeless(part) for part in value]
-    if isinstance(value, dict):
-        return {name: timeless(part) for name, part in value.items() if name not in CLOCKS}
-    return value
-
-
-def everything(cell: CellDir) -> dict[str, Any]:
-    """All that a run leaves behind and that must be the same whenever it is run."""
-    assert cell.finished
-    manifest = cell.read_json("manifest.json")
-    return {
-        "weights": (cell.path / WEIGHTS).read_bytes(),
-        "pictures": sorted(path.name for path in (cell.path / "pictures").iterdir()),
-        **{
-            name: pyarrow.parquet.read_table(cell.path / f"{name}.parquet").to_pylist()
-            for name in ("episodes", "credit")
-            if (cell.path / f"{name}.parquet").is_file()
-        },
-        **{name: timeless(cell.records(name)) for name in ("metrics.jsonl", "evals.jsonl", "skills.jsonl")},
-        **{name: timeless(manifest[name]) for name in ("ledger", "warnings", "protocol", "panel", "train_panel")},
-    }
 
 
 def trained_episodes(cell: CellDir) -> list[dict[str, Any]]:

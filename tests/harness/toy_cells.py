@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import torch
 from toy_envs import Doors
 
@@ -38,6 +39,8 @@ def toy_policy(seed: int = 0, vocabulary: int = 340) -> LocalPolicy:
                 parameter.mul_(2.0)
     return policy
 
+
+CLOCKS = {"wall_seconds", "cpu_seconds"}
 
 LIBRARY_SKILL = "Open the right door."
 
@@ -98,15 +101,47 @@ def run_toy(config: CellConfig, place: Path, workers: int = 1) -> CellDir:
     return cell
 
 
+def timeless(value: Any) -> Any:
+    """Records without what a clock measured."""
+    if isinstance(value, list):
+        return [timeless(part) for part in value]
+    if isinstance(value, dict):
+        return {name: timeless(part) for name, part in value.items() if name not in CLOCKS}
+    return value
+
+
+def everything(cell: CellDir) -> dict[str, Any]:
+    """All that a run leaves behind and that must be the same whenever it is run."""
+    assert cell.finished
+    manifest = cell.read_json("manifest.json")
+    return {
+        "weights": b"".join(path.read_bytes() for path in cell.path.glob("policy/*.safetensors")),
+        "pictures": sorted(path.name for path in (cell.path / "pictures").iterdir()),
+        **{
+            name: pyarrow.parquet.read_table(cell.path / f"{name}.parquet").to_pylist()
+            for name in ("episodes", "credit")
+            if (cell.path / f"{name}.parquet").is_file()
+        },
+        **{name: timeless(cell.records(name)) for name in ("metrics.jsonl", "evals.jsonl", "skills.jsonl")},
+        **{name: timeless(manifest[name]) for name in ("ledger", "warnings", "protocol", "panel", "train_panel")},
+    }
+
+
+def server() -> Any:
+    """Children of this context start from a server that has imported everything, in milliseconds."""
+    context = multiprocessing.get_context("forkserver")
+    modules = ["toy_cells", "harness.training", "harness.reporting.report", "accelerate", "transformers"]
+    context.set_forkserver_preload(modules)
+    return context
+
+
 def run_in_child(config: CellConfig, place: Path, dies_at: tuple[str, int] | None = None) -> int:
     """Run the cell in a process of its own and return its exit code.
 
     ``dies_at`` = ("package.module:function", n): the child kills itself with SIGKILL when it calls that for the n-th
-    time. Children start from a server that has imported everything, in milliseconds.
+    time.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["toy_cells", "harness.training", "accelerate", "transformers"])
-    child = context.Process(target=_child, args=(config.model_dump_json(), place, dies_at))
+    child = server().Process(target=_child, args=(config.model_dump_json(), place, dies_at))
     child.start()
     child.join()
     assert child.exitcode is not None
@@ -116,13 +151,19 @@ def run_in_child(config: CellConfig, place: Path, dies_at: tuple[str, int] | Non
 def _child(config: str, place: Path, dies_at: tuple[str, int] | None) -> None:
     if dies_at:
         name, count = dies_at
-        module, _, path = name.partition(":")
-        *owners, function = path.split(".")
-        owner: Any = importlib.import_module(module)
-        for part in owners:
-            owner = getattr(owner, part)
+        owner, function = find(name)
         setattr(owner, function, _deadly(getattr(owner, function), count))
     run_toy(CellConfig(**json.loads(config)), place)
+
+
+def find(name: str) -> tuple[Any, str]:
+    """What holds the function "package.module:Class.function", and the function's own name."""
+    module, _, path = name.partition(":")
+    *owners, function = path.split(".")
+    owner: Any = importlib.import_module(module)
+    for part in owners:
+        owner = getattr(owner, part)
+    return owner, function
 
 
 def _deadly(function: Callable[..., Any], count: int) -> Callable[..., Any]:

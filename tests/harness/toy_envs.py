@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from dataclasses import replace
 from typing import Any
@@ -13,13 +14,14 @@ from harness.contracts import AgentEnv, EnvCard, Episode, FreeText, Observation,
 
 DOORS = ("left", "middle", "right")
 WAIT = "wait"
+LEAKED: list[bytearray] = []
 
 
 class Doors(AgentEnv):
     """Open doors until the prize is found (reward 1), or the same door twice (failure).
 
     Every text is some action, so that a policy with random weights plays varied episodes. A task's spec may name
-    ``trouble`` ("raise", "die", "hang") that strikes in its step ``at`` (0: during the reset).
+    ``trouble`` ("raise", "die", "crash", "hang", "nan", "leak") that strikes in its step ``at`` (0: during the reset).
     """
 
     option_names = ("max_steps",)
@@ -64,19 +66,24 @@ class Doors(AgentEnv):
             self.opened.append(action)
         info = self._info(action in DOORS)
         over = info["success"] or again
-        return self._observation(), info["score"], over, self.steps >= self.card.max_steps and not over, info
+        reward = float("nan") if self._has("nan") else info["score"]
+        return self._observation(), reward, over, self.steps >= self.card.max_steps and not over, info
+
+    def _has(self, trouble: str) -> bool:
+        assert self.task is not None
+        return self.task.spec.get("trouble") == trouble and self.steps == self.task.spec["at"]
 
     def _trouble(self) -> None:
-        assert self.task is not None
-        if self.task.spec.get("trouble") is None or self.steps != self.task.spec["at"]:
-            return
-        match self.task.spec["trouble"]:
-            case "raise":
-                raise RuntimeError("this door is\nstuck")
-            case "die":
-                os._exit(3)
-            case "hang":
-                time.sleep(600)
+        if self._has("raise"):
+            raise RuntimeError("this door is\nstuck")
+        if self._has("die"):
+            os._exit(3)
+        if self._has("crash"):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self._has("hang"):
+            time.sleep(600)
+        if self._has("leak"):
+            LEAKED.append(bytearray(os.urandom(1 << 20)) * 64)
 
     def _info(self, valid: bool) -> dict[str, Any]:
         assert self.task is not None
@@ -112,6 +119,13 @@ class Doors(AgentEnv):
     def annotate(self, episode: Episode) -> tuple[str, str] | None:
         last = episode.steps[-1].action
         return f"{len(episode.steps)} steps.", f"{'Open' if episode.success else 'Avoid'} the {last} door."
+
+
+class Stubborn(Doors):
+    """Does not end."""
+
+    def close(self) -> None:
+        time.sleep(600)
 
 
 class Census(Doors):

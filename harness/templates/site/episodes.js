@@ -86,6 +86,7 @@
       element("p", { class: "facts" }, mood(outcome(row)), ` · ${facts.join(" · ")}`),
       element("p", { class: "tasktext" }, texts[episode.task_text] ?? ""),
       element("p", { class: "bad" }, texts[episode.error] ?? ""),
+      ...(texts[episode.traceback] ? [element("pre", { class: "traceback" }, texts[episode.traceback])] : []),
     ];
   }
 
@@ -174,7 +175,7 @@
     const row = rowOf.get(asked.join("\n"));
     if (row !== undefined) return show(row);
     if (asked.length < 4) return undefined; // a place on the page
-    missing.textContent = `No episode ${asked.join(" · ")} was recorded here.`;
+    missing.textContent = `No episode ${asked.join(" · ")} is on this page.`;
     return leave();
   }
 

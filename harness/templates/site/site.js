@@ -28,6 +28,10 @@ const harness = (() => {
     return asked.get(name).promise;
   }
 
+  // Characters that steer a terminal or reorder a line, as signs: nobody shall copy an escape sequence unseen.
+  const visible = (text) => text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]/g,
+    (sign) => sign < " " ? String.fromCharCode(0x2400 + sign.charCodeAt(0)) : `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
   // element("p", { class: "meta", onclick: f }, "text", child, ...): strings become text, never markup.
   function element(tag, attributes = {}, ...children) {
     const made = document.createElement(tag);
@@ -36,7 +40,8 @@ const harness = (() => {
       else if (value === true) made.setAttribute(name, "");
       else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, value);
     }
-    made.append(...children.filter((child) => child !== null && child !== undefined && child !== false));
+    const there = children.filter((child) => child !== null && child !== undefined && child !== false);
+    made.append(...there.map((child) => typeof child === "string" ? visible(child) : child));
     return made;
   }
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import synthetic_run
-import yaml
 
 from harness import cli
 from harness.config import CellConfig, EnvConfig, TrainConfig
 from harness.contracts import HarnessError
 from harness.methods import Method
+from harness.recipes import load_recipe
 from harness.reporting import published
 from harness.reporting import statistics as st
 from harness.reporting.comparison import Comparison, compare
@@ -344,10 +344,10 @@ def test_rows_with_skills_in_the_prompt(tmp_path: Path, registry: Registry) -> N
     }
 
 
-@pytest.mark.parametrize("name", ["table1-paper", "table8-paper"])
+@pytest.mark.parametrize("name", ["paper/table1", "paper/table8"])
 def test_recipes_of_the_paper_are_comparable(name: str, registry: Registry) -> None:
     """What a recipe states of SEED's protocol is what is published of it."""
-    recipe = yaml.safe_load((ROOT / "harness" / "recipes" / f"{name}.yaml").read_text())
+    recipe = load_recipe(name).model_dump()
     for plan in recipe["envs"]:
         env, train = plan["env"], recipe["train"] | plan.get("train", {})
         stated = {

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console, RenderableType
 from synthetic_run import METHODS, card, write_cell, write_manifest, write_run
 
@@ -374,11 +375,14 @@ def test_every_method_has_a_look_of_its_own(run: Path) -> None:
     assert (looks["grpo*"].colour, looks["grpo*"].hollow) == (looks["grpo"].colour, True)
 
 
-def test_hostile_method_names_do_not_break_a_figure(tmp_path: Path) -> None:
-    method = METHODS["grpo"].model_copy(update={"name": r"$\bad{ --><script>"})
-    config = trained().model_copy(update={"method": method})
-    write_cell(tmp_path, config, {0: 0.1, 5: 0.4}, 8)
-    svg = figures.render(figures.sample_efficiency(read(tmp_path).comparison, "episodes"))["svg"]
+@pytest.mark.parametrize("text", [r"$\bad{ --><script>", "\x00\x1b[2J\x9b", "\u202e\ud800\uffff\u2028", "漢" * 200])
+def test_hostile_names_do_not_break_a_figure(text: str) -> None:
+    with figures.style():
+        figure = Figure()
+        figure.subplots().plot([0, 1], label=text)
+        figure.axes[0].set_title(text)
+        figure.axes[0].legend()
+    svg = figures.render(figure)["svg"]
     ElementTree.fromstring(svg)
     assert b"<script" not in svg
 

@@ -18,6 +18,7 @@ import pytest
 from synthetic_run import write_cell, write_run
 
 from harness.config import CellConfig, EnvConfig
+from harness.inert import visible
 from harness.records import read_episodes
 from harness.reporting import frames
 from harness.reporting.report import write_report
@@ -340,7 +341,7 @@ def test_hostile_text_is_shown_and_does_nothing(run: Run, browser: Browser, kind
         if kind in ("episode", "skills"):
             assert page.get_by_text("</script><script>alert(1)</script>").count() > 0
             said = page.evaluate("document.body.textContent")
-            assert HOSTILE in said
+            assert visible(HOSTILE) in said  # signs in place of what steers a terminal it is copied to
         assert page.locator("script:not([src]), img[src=x]").count() == 0
         page.wait_for_timeout(50)  # an image that fails to load would have said so by now
 

@@ -81,7 +81,9 @@ def episode(number: int, said: str = "go", **other: Any) -> dict[str, Any]:
 
 
 def told(episodes: list[dict[str, Any]], credit: list[dict[str, Any]] | None = None) -> Told:
-    return Told(pd.DataFrame(episodes), pd.DataFrame(credit or [], columns=list(CREDIT_COLUMNS)), pd.DataFrame())
+    return Told(
+        pd.DataFrame(episodes), pd.DataFrame(credit or [], columns=list(CREDIT_COLUMNS)), pd.DataFrame(), len(episodes)
+    )
 
 
 def row(number: int, step: int = 0, **other: Any) -> dict[str, Any]:

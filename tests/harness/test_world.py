@@ -1,0 +1,137 @@
+"""Several processes on one cell: the same numbers as one process, written once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from harness.world import World
+
+CELL = [
+    *("quick", "envs=[Sokoban-v1]", "methods=[seed]", "baselines=[]", "seeds=[0]"),
+    *("train.updates=2", "train.tasks=3", "train.group=3", "train.checkpoint_every=1", "train.kl=0.01"),
+    *(
+        "stage1.tasks=2",
+        "stage1.attempts=2",
+        "stage1.epochs=1",
+        "stage1.learning_rate=1e-5",
+        "train.learning_rate=1e-5",
+        "eval.panel_size=5",
+        "eval.every=1",
+    ),
+]
+LAUNCH = {"ddp": ["--multi_gpu"], "fsdp2": ["--use_fsdp", "--fsdp_version", "2"]}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left of its trained cell and of its cell without training."""
+
+    metrics: list[dict[str, Any]]
+    episodes: pd.DataFrame
+    evaluated: pd.DataFrame
+    skills: str
+    weights: dict[str, torch.Tensor]
+
+
+def command(out: Path, launch: list[str] | None) -> list[str]:
+    if launch is None:
+        return [sys.executable, "-m", "harness", "run", *CELL, "--jobs", "1", "--out", str(out)]
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", *launch, "--num_processes", "2"]
+    settings = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    return [*launcher, *settings, "-m", "harness", "run", *CELL, "--out", str(out)]
+
+
+def start(out: Path, launch: list[str] | None) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command(out, launch), env=environment, text=True, stdout=pipe, stderr=subprocess.STDOUT, start_new_session=True
+    )
+
+
+def run(out: Path, launch: list[str] | None = None) -> Outcome:
+    process = start(out, launch)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    return outcome(out)
+
+
+def outcome(out: Path) -> Outcome:
+    cells = {json.loads((c / "config.json").read_text())["method"] is None: c for c in (out / "cells").iterdir()}
+    trained, evaluated = cells[False], cells[True]
+    return Outcome(
+        [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()],
+        pd.read_parquet(trained / "episodes.parquet"),
+        pd.read_parquet(evaluated / "episodes.parquet"),
+        (trained / "skills.jsonl").read_text(),
+        load_file(trained / "policy" / "model.safetensors"),
+    )
+
+
+def same(found: Outcome, expected: Outcome) -> None:
+    """Same episodes and skills to the letter; losses within 1e-6."""
+    pd.testing.assert_frame_equal(found.episodes, expected.episodes)
+    pd.testing.assert_frame_equal(found.evaluated, expected.evaluated)
+    assert found.skills == expected.skills
+    assert [record["update"] for record in found.metrics] == [1, 2]
+    for ours, theirs in zip(found.metrics, expected.metrics, strict=True):
+        for name in [name for name in theirs if name.startswith("loss/")]:
+            assert ours[name] == pytest.approx(theirs[name], abs=1e-6), name
+        times = ("wall_seconds", "cpu_seconds")
+        assert {k: v for k, v in ours["ledger"].items() if k not in times} == {
+            k: v for k, v in theirs["ledger"].items() if k not in times
+        }
+    for name, tensor in expected.weights.items():
+        torch.testing.assert_close(found.weights[name], tensor, atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return run(tmp_path_factory.mktemp("alone"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launch", LAUNCH.values(), ids=LAUNCH)
+def test_two_processes_equal_one(alone: Outcome, launch: list[str], tmp_path: Path) -> None:
+    same(run(tmp_path, launch), alone)
+
+
+@pytest.mark.slow
+def test_two_killed_processes_are_continued_by_one(alone: Outcome, tmp_path: Path) -> None:
+    """A checkpoint of shared-out weights and optimizer state is one of whole weights and state."""
+    process = start(tmp_path, LAUNCH["fsdp2"])
+    limit = time.monotonic() + 200
+    while not list(tmp_path.glob("cells/*/checkpoints/1")):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    same(run(tmp_path), alone)
+
+
+def test_shares_are_disjoint_and_come_to_the_whole() -> None:
+    items = list(range(11))
+    shares = [World(rank, 4).mine(items) for rank in range(4)]
+    assert sorted(item for share in shares for item in share) == items
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_processes_with_shared_out_weights_make_equally_many_passes() -> None:
+    parts = [[0], [1], [2]]
+    dealt = [World(rank, 2, sharded=True).deal(parts) for rank in range(2)]
+    assert dealt == [[([0], True), ([2], True)], [([1], True), ([0], False)]]
+    assert World(1, 2).deal(parts) == [([1], True)]
