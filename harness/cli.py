@@ -89,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _call_options(run, "endpoints that annotate (MODEL@BASE_URL)")
     run.add_argument(
-        "--dry-run", action="store_true", help="check all, print the cells and what they take, run nothing"
+        "--dry-run", action="store_true", help="check all, print cells and what they take; run nothing"
     )
 
     evaluate = command("eval", _eval, "Play a pinned panel with one policy and print its scores.", epilogs.EVAL)
