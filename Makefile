@@ -13,7 +13,7 @@ quick: $(VENV)/.installed
 	$(BIN)/harness run quick
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
