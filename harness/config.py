@@ -91,9 +91,10 @@ class TrainConfig(Frozen):
     )
     gradient_checkpointing: bool = False
     lora: LoraConfig | None = Field(None, description="train low-rank adapters instead of all weights (extra `lora`)")
-    max_skipped: int = Field(
-        5, ge=1, description="optimizer steps in a row without a finite gradient after which the run stops"
+    exploding: float = Field(
+        1000.0, gt=0, description="gradient norm above which, as without a finite one, an optimizer step is left out"
     )
+    max_skipped: int = Field(5, ge=1, description="steps left out in a row after which the run stops")
     checkpoint_every: int = Field(10, ge=1, description="updates between checkpoints; the last one is always written")
     detail: int = Field(
         1,

@@ -95,12 +95,11 @@ def _learn(
     session: Session, policy: LocalPolicy, samples: Sequence[Sample], config: Stage1Config | ImitationConfig, phase: str
 ) -> None:
     """Fine-tune under the cell's seed and ledger, with progress."""
+    train, tell = _train(session), partial(session.tell, phase)
     session.rest()
-    if _train(session).gradient_checkpointing:
+    if train.gradient_checkpointing:
         policy.checkpoint_gradients()
-    train, tell, ledger = _train(session), partial(session.tell, phase), session.ledger
-    seed, budget = session.config.seed, train.token_budget
-    fine_tune(policy, samples, config, seed, budget, ledger, tell, session.world, train.max_skipped)
+    fine_tune(policy, samples, config, session.config.seed, train, session.ledger, tell, session.world)
 
 
 def _jobs(session: Session, panel: Panel, phase: int, tasks: int, attempts: int) -> list[Job]:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from harness.config import AnalysisConfig, ImitationConfig, Stage1Config
+from harness.config import AnalysisConfig, ImitationConfig, Stage1Config, TrainConfig
 from harness.contracts import AgentEnv, Episode, HarnessError, Ledger, Prompt, Skill, Task
 from harness.methods import Teacher
 from harness.policy.base import Policy, Request, Sampling
@@ -139,16 +139,15 @@ def fine_tune(
     samples: Sequence[Sample],
     config: Stage1Config | ImitationConfig,
     seed: int,
-    token_budget: int,
+    train: TrainConfig,
     ledger: Ledger,
     report: Callable[[int, int], None],
     world: World | None = None,
-    max_skipped: int = 5,
 ) -> float:
     """Fine-tune on (prompt -> answer) and return the last epoch's loss, the mean over answer tokens.
 
     AdamW with betas (0.9, 0.95), weight decay 0.01, 10 % linear warm-up, cosine decay, gradient norm clipped at 1.
-    A step without a finite gradient is left out and told; HarnessError ends ``max_skipped`` of them in a row.
+    ``train`` says how many tokens a micro-batch holds and which steps are left out; HarnessError if too many are.
     """
     world = world or World()
     learner = learner_of(policy, world)
@@ -157,7 +156,7 @@ def fine_tune(
     total = config.epochs * math.ceil(len(samples) / config.batch)
     warmup = max(1, round(0.1 * total))
     step, skipped, loss_sum, token_sum = 0, 0, 0.0, 0
-    skips = Skips(max_skipped)
+    skips = Skips(train.max_skipped, train.exploding)
     for epoch in range(config.epochs):
         loss_sum, token_sum = 0.0, 0
         order = np.random.default_rng([seed, epoch, 3]).permutation(len(samples))
@@ -169,7 +168,7 @@ def fine_tune(
             optimizer.param_groups[0]["lr"] = config.learning_rate * scale
             optimizer.zero_grad(set_to_none=True)
             learned = 0.0
-            for part, counts in world.deal(policy.plan_micro_batches(batch, token_budget)):
+            for part, counts in world.deal(policy.plan_micro_batches(batch, train.token_budget)):
                 loss = counts * -learner.score([batch[i] for i in part]).logprobs.sum() / tokens
                 loss.backward()
                 learned += loss.item() * tokens
@@ -190,7 +189,7 @@ def fine_tune(
             report(step, total)
     take_back(policy, learner)
     if skipped:
-        log.warning("fine-tuning left out %d of %d steps: their gradients were not finite", skipped, total)
+        log.warning("fine-tuning left out %d of %d steps: their gradients exploded", skipped, total)
     return loss_sum / max(1, token_sum)
 
 

@@ -1,4 +1,4 @@
-"""Optimizer steps that are left out because their gradient is not finite, and the end of a run that takes no others."""
+"""Optimizer steps that are left out because their gradient exploded, and the end of a run that takes no others."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from harness.rows import Row, Streams
 
 @dataclass
 class Skips:
-    """Counts optimizer steps without a finite gradient; after ``limit`` of them in a row the run ends."""
+    """Counts optimizer steps whose gradient is not finite or has a norm above ``exploding``; after ``limit`` of them in
+    a row the run ends."""
 
     limit: int
+    exploding: float
     in_a_row: int = 0
 
     def steps(self, norm: torch.Tensor, where: str, cause: Callable[[], str]) -> bool:
@@ -23,20 +25,21 @@ class Skips:
 
         Raises HarnessError that names ``where`` and the ``cause`` if too many were left out.
         """
-        if bool(torch.isfinite(norm)):
+        if norm <= self.exploding:  # neither infinite nor NaN
             self.in_a_row = 0
             return True
         self.in_a_row += 1
         if self.in_a_row >= self.limit:
             raise HarnessError(
-                f"{where}: {self.in_a_row} optimizer steps in a row had no finite gradient (train.max_skipped); "
-                f"{cause()}; the weights are those before these steps, checkpoints are kept"
+                f"{where}: {self.in_a_row} optimizer steps in a row (train.max_skipped) had a gradient that is not "
+                f"finite or above train.exploding={self.exploding:g}, the last of norm {float(norm):g}; {cause()}; "
+                "the weights are those before these steps, checkpoints are kept"
             )
         return False
 
 
 def likely_cause(optimizer: torch.optim.Optimizer, rows: Sequence[Row] = (), streams: Streams | None = None) -> str:
-    """Why a gradient may not be finite, in words: the weights, what single rows are told, or the loss itself."""
+    """Why a gradient may have exploded, in words: the weights, what single rows are told, or the loss itself."""
     (group,) = optimizer.param_groups
     rate = group["lr"]
     if not all(bool(torch.isfinite(parameter).all()) for parameter in group["params"]):

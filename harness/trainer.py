@@ -76,7 +76,7 @@ class Trainer:
             fused=True,
         )
         self.steps = 0
-        self.skips = Skips(config.max_skipped)
+        self.skips = Skips(config.max_skipped, config.exploding)
 
     # ------------------------------------------------------------------------------------------ one update
 
@@ -263,7 +263,7 @@ class Trainer:
     ) -> bool:
         """One optimizer step: the gradients of all micro-batches add up to the mini-batch's.
 
-        Returns whether it was taken; one without a finite gradient changes neither weights nor optimizer nor totals.
+        Returns whether it was taken; one whose gradient exploded changes neither weights nor optimizer nor totals.
         """
         pairs = [(row.prompt, row.response) for row in rows]
         self.optimizer.zero_grad(set_to_none=True)

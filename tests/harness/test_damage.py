@@ -18,7 +18,7 @@ import torch
 from toy_cells import everything, run_in_child, run_toy, toy_config, toy_episodes, toy_policy
 from toy_envs import Doors, troubled
 
-from harness.config import CellConfig, EnvConfig, EvalConfig, Stage1Config
+from harness.config import CellConfig, EnvConfig, EvalConfig, Stage1Config, TrainConfig
 from harness.contracts import HarnessError, Ledger, Panel
 from harness.pool import EnvPool
 from harness.records import finished_cell
@@ -329,8 +329,9 @@ def test_a_gradient_that_is_never_finite_ends_the_cell_with_its_likely_cause(
     monkeypatch.setattr(Trainer, "_loss", overflowing)
     with pytest.raises(
         HarnessError,
-        match=r"update 3: 2 optimizer steps in a row had no finite gradient \(train\.max_skipped\); no row is at fault "
-        r"alone of \d+: the learning rate 0\.001 is probably too high",
+        match=r"update 3: 2 optimizer steps in a row \(train\.max_skipped\) had a gradient that is not finite or above "
+        r"train\.exploding=1000, the last of norm nan; no row is at fault alone of \d+: "
+        r"the learning rate 0\.001 is probably too high",
     ):
         run_toy(config, tmp_path)
     cell = CellDir(tmp_path)
@@ -359,7 +360,7 @@ def test_fine_tuning_skips_and_stops_too(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(type(policy), "score", broken)
     with pytest.raises(HarnessError, match="fine-tuning step 3 of 4: 3 optimizer steps in a row"):
-        fine_tune(policy, samples, config, 0, 512, ledger, lambda done, total: None, max_skipped=3)
-    fine_tune(policy, samples, config, 0, 512, ledger, lambda done, total: None, max_skipped=5)
+        fine_tune(policy, samples, config, 0, TrainConfig(max_skipped=3), ledger, lambda done, total: None)
+    fine_tune(policy, samples, config, 0, TrainConfig(max_skipped=5), ledger, lambda done, total: None)
     assert policy.fingerprint == before
     assert ledger.optimizer_steps == 0

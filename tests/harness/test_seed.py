@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from toy_cells import toy_episodes, toy_policy
 
-from harness.config import AnalysisConfig, Stage1Config
+from harness.config import AnalysisConfig, Stage1Config, TrainConfig
 from harness.contracts import HarnessError, Ledger, StopReason
 from harness.methods import Teacher
 from harness.seed import NO_SKILL, analyse, fine_tune, imitation_samples, skill_samples, teacher_texts
@@ -46,9 +46,9 @@ def test_fine_tune_teaches_to_write_skills() -> None:
     samples = skill_samples(policy, episodes, skills, 256)
     assert len(samples) == 7
     settings = Stage1Config(epochs=1, batch=4, learning_rate=1e-2)
-    first = fine_tune(policy, samples, settings, 0, 512, ledger, lambda done, total: None)
+    first = fine_tune(policy, samples, settings, 0, TrainConfig(token_budget=512), ledger, lambda done, total: None)
     settings = settings.model_copy(update={"epochs": 12})
-    last = fine_tune(policy, samples, settings, 0, 512, ledger, lambda done, total: None)
+    last = fine_tune(policy, samples, settings, 0, TrainConfig(token_budget=512), ledger, lambda done, total: None)
     assert last < 0.2 * first
     written = analyse(policy, episodes, AnalysisConfig(max_tokens=16), 1, ledger)
     assert [skill.text for skill in written] == ["Open the left door."] * 8

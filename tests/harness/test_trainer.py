@@ -403,8 +403,9 @@ def test_loss_components_do_not_rescale_each_other(rows: list[Row], other: Local
     assert distance(two_updates(config, rewarded), expected) < CLOSE
 
 
-def test_a_gradient_that_is_not_finite_is_skipped(rows: list[Row]) -> None:
-    done = Update([replace(row, advantage=float("inf")) for row in rows])
+@pytest.mark.parametrize("advantage", [float("inf"), float("nan"), 1e9])
+def test_a_gradient_that_exploded_is_skipped(rows: list[Row], advantage: float) -> None:
+    done = Update([replace(row, advantage=advantage) for row in rows])
     assert done.statistics["skipped_steps"] == 1
     assert done.policy.fingerprint == toy_policy().fingerprint
     assert done.ledger.optimizer_steps == 0
