@@ -120,7 +120,7 @@ class Session:
         if config.engine.kind != "local":
             from harness.policy.engines import check_engine
 
-            check_engine(config.engine.kind, world.size)
+            check_engine(world.size)
         options = env_options(config)
         env = make_env(config.env.id, options)
         panel = env.panel(config.eval.panel, config.eval.panel_size)

@@ -29,6 +29,7 @@ from harness.progress import Progress
 from harness.provenance import cores
 from harness.runner import Event, Failure, Note, Place, Play, attempt, first_line, notes_to
 from harness.store import cell_dir
+from harness.validation import require_extra
 
 POLL = 0.5
 """Seconds between two looks at what the cells say."""
@@ -205,10 +206,9 @@ def _connected(console: Console) -> Iterator[Any]:
     if not address and "RAY_AUTH_MODE" not in os.environ:
         # Ray listens on every network interface and runs what it is sent: let it obey this run alone.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    try:
-        import ray
-    except ImportError as error:
-        raise HarnessError("--cluster ray needs Ray: pip install 'seed-harness[cluster]'") from error
+    require_extra("--cluster ray", "ray", "cluster")
+    import ray
+
     if address:
         _require_answer(address)
         settings: dict[str, Any] = {"address": address}

@@ -103,7 +103,7 @@ class Training:
             texts = self._teacher_texts(episodes, skills, number)
             rows, steps_of, degenerate = self._rows(episodes, texts)
             statistics |= self._active(rows)
-            if session.engine and not session.engine.exact:
+            if session.engine:
                 rows, gap = trainer.rescore(rows, session.config.engine, self.ledger)
                 statistics |= gap
             session.rest()
@@ -316,8 +316,6 @@ class Training:
         credit: Mapping[int, Credit],
     ) -> None:
         """What the tokens of the watched rows were told to learn, one record per row (:mod:`harness.records`)."""
-        if not self.world.main:
-            return
         records = []
         for index, (row, (episode, step)) in enumerate(zip(rows, places, strict=True)):
             if row.watched:

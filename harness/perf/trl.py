@@ -23,7 +23,6 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -45,6 +44,7 @@ from harness.preparation import local
 from harness.registry import make_env
 from harness.trainer import Trainer
 from harness.training import Training
+from harness.validation import require_extra
 
 ENV = "ALFWorld-v1"
 UPDATES = 5
@@ -75,8 +75,7 @@ class Side:
 
 def trl_speed(settings: Settings, report: Report) -> Iterator[Result]:
     """Episodes trained per CPU second, ours against TRL's. Raises HarnessError where TRL is not installed."""
-    if find_spec("trl") is None:
-        raise HarnessError("harness perf trl needs TRL: pip install 'seed-harness[bench]'")
+    require_extra("harness perf trl", "trl", "bench")
     for turns, goal in GOALS.items():
         what = "one turn" if turns == 1 else f"{turns} turns"
         report(f"trl, {what}")

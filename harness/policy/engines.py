@@ -1,15 +1,14 @@
 """What samples the answers of a policy that is trained: the policy itself, or an engine beside it.
 
 An engine has a copy of the weights, which ``load_weights`` renews after every update. Scoring and training stay with
-the policy: kernels differ, so the log-probs that an engine reports are not quite the policy's own, and the trainer
-measures by how much (``harness.objective.sampler_gap``).
+the policy: kernels differ, so the log-probs that an engine reports are not quite the policy's own. The trainer scores
+every answer again before it learns from it, and tells by how much they differ (:func:`harness.rows.rescored`).
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
-import importlib.util
 import tempfile
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from harness.policy.base import Policy, Request, Sampling
 from harness.policy.encode import Encoded, Role
 from harness.policy.load import model_directory
 from harness.policy.local import LocalPolicy
+from harness.validation import require_extra
 
 MOST_BANNED = 1024
 """Logit biases that vLLM takes with a request."""
@@ -32,14 +32,7 @@ NEVER = -100.0
 
 
 class Engine(Policy):
-    """Samples in a policy's place.
-
-    Attributes:
-        exact: Whether its log-probs are the policy's own, up to the rounding of scores; else the trainer scores every
-            answer again before it learns from it.
-    """
-
-    exact: bool = False
+    """Samples in a policy's place."""
 
     def __init__(self, policy: LocalPolicy) -> None:
         self.policy = policy
@@ -69,12 +62,9 @@ class Engine(Policy):
         return
 
 
-def check_engine(kind: str, processes: int) -> None:
-    """Raise HarnessError where an engine cannot run here, before anything is loaded."""
-    if kind == "local":
-        return
-    if importlib.util.find_spec("vllm") is None:
-        raise HarnessError("engine.kind vllm needs vLLM: pip install 'seed-harness[vllm]'")
+def check_engine(processes: int) -> None:
+    """Raise HarnessError where vLLM cannot sample for so many processes here, before anything is loaded."""
+    require_extra("engine.kind vllm", "vllm", "vllm")
     if processes > 1:
         raise HarnessError(
             f"engine.kind vllm samples for a single training process, and there are {processes}; "

@@ -177,7 +177,7 @@ def test_a_node_must_have_the_same_directory_code_and_libraries(tmp_path: Path) 
     [
         ("127.0.0.1:1", "no Ray cluster answers at RAY_ADDRESS=127.0.0.1:1: Connection refused"),
         ("ray://somewhere:10001", "RAY_ADDRESS must be auto or HOST:PORT of a cluster's head"),
-        (None, "--cluster ray needs Ray: pip install 'seed-harness[cluster]'"),
+        (None, "--cluster ray needs ray: pip install 'seed-harness[cluster]'"),
     ],
 )
 def test_no_cluster_is_one_line(

@@ -35,7 +35,7 @@ def test_settings_of_the_allocator_are_put_back() -> None:
 
 
 def test_missing_trl_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trl, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(HarnessError, match=r"pip install 'seed-harness\[bench\]'"):
         main("trl", "tiny", 16, Console(file=io.StringIO()))
 
