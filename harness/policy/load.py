@@ -8,18 +8,26 @@ anybody is checked first, in one line.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.config import Precision
 from harness.contracts import AgentEnv, HarnessError, Prompt, unknown
 from harness.policy.api import PREFIX as API
 from harness.policy.api import USUAL, ApiPolicy, Calls, check_endpoint
 from harness.policy.base import Policy
+from harness.policy.files import (
+    MODEL_FILES,
+    OLD_TEMPLATE,
+    TEMPLATE,
+    check_model_files,
+    read_json,
+    tensors_in,
+    weight_files,
+)
 
 if TYPE_CHECKING:
     from harness.policy.local import LocalPolicy
@@ -29,16 +37,8 @@ log = logging.getLogger(__name__)
 SCRIPTED = ("random", "oracle")
 PACKAGED = ("tiny", "tiny-teacher")
 MODELS = Path(__file__).resolve().parents[1] / "models"
-WEIGHTS = "model.safetensors"
-PROCESSOR = "processor_config.json"
-TEMPLATE = "chat_template.jinja"
-OLD_TEMPLATE = "chat_template.json"
-"""Where vision-language models used to keep it."""
-INDEX = "model.safetensors.index.json"
-MODEL_FILES = (".safetensors", ".json", ".jinja", ".txt", ".model")
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 PROBE = "Go on: take mug 12."
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def load_policy(
@@ -68,7 +68,7 @@ def load_policy(
         return RandomPolicy(env) if spec == "random" else OraclePolicy(env)
     if spec.startswith(API):
         return ApiPolicy(spec, calls)
-    policy = load_local(spec, device, "float32", rounded=precision == "bfloat16" and not trained)
+    policy = load_local(spec, device, rounded=precision == "bfloat16" and not trained)
     policy.compute_in(precision, trained)
     return policy
 
@@ -137,86 +137,13 @@ def _download(spec: str) -> Path:
         raise HarnessError(f"{spec!r} is neither a directory nor available from the hub: {reason}") from error
 
 
-def check_model_files(directory: Path) -> None:
-    """Raise HarnessError, naming the file, where a model directory is incomplete or damaged."""
-    config = _read_json(directory, "config.json")
-    _read_json(directory, "tokenizer.json")
-    if "vision_config" in config:
-        _check_image_processor(directory)
-    if (directory / INDEX).is_file():
-        shards = sorted(set(_read_json(directory, INDEX).get("weight_map", {}).values()), key=str)
-    else:
-        shards = [WEIGHTS]
-    for shard in shards:
-        if not isinstance(shard, str) or not re.fullmatch(r"[\w.-]+\.safetensors", shard):
-            raise HarnessError(f"{directory / INDEX} is damaged: {shard!r} is no weight file beside it")
-        if not (directory / shard).is_file() and (pickled := next(directory.glob("*.bin"), None)):
-            raise HarnessError(f"{pickled} may hold code and is not read: save the weights as {WEIGHTS}")
-        _check_safetensors(directory, shard)
+def load_local(spec: str, device: str = "", rounded: bool = False) -> LocalPolicy:
+    """Load a model of transformers, in float32, from a packaged name, a directory or a hub id; see ``load_policy``.
 
-
-def _check_image_processor(directory: Path) -> None:
-    """An image processor is described in a file of its own, or within that of the processor of text and images."""
-    if (directory / PROCESSOR).is_file() and "image_processor" in _read_json(directory, PROCESSOR):
-        return
-    _read_json(directory, "preprocessor_config.json")
-
-
-def _read_json(directory: Path, name: str) -> dict[str, Any]:
-    path = directory / name
-    if not path.is_file():
-        raise HarnessError(f"{directory} is not a model directory: {name} is missing")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise HarnessError(f"{path} is damaged: {error}") from error
-    if not isinstance(content, dict):
-        raise HarnessError(f"{path} is damaged: it must hold a JSON object")
-    return content
-
-
-def _check_safetensors(directory: Path, name: str) -> None:
-    """The header must parse and the file must be exactly as long as it says."""
-    path = directory / name
-    if not path.is_file():
-        raise HarnessError(f"{directory} is not a model directory: {name} is missing")
-    with path.open("rb") as file:
-        size = path.stat().st_size
-        length = int.from_bytes(file.read(8), "little")
-        if length + 8 > size:
-            raise HarnessError(f"{path} is damaged: its header is cut off")
-        try:
-            header = json.loads(file.read(length))
-            ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise HarnessError(f"{path} is damaged: its header cannot be read") from error
-    expected = 8 + length + max(ends, default=0)
-    if size != expected:
-        raise HarnessError(f"{path} is damaged: {size} bytes instead of {expected}")
-
-
-def _bfloat16_only(directory: Path) -> bool:
-    """Whether the weight files hold bfloat16 and nothing else."""
-    from safetensors import safe_open
-
-    for path in directory.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            if any(file.get_slice(name).get_dtype() != "BF16" for name in file.keys()):  # noqa: SIM118
-                return False
-    return True
-
-
-def load_local(spec: str, device: str = "", dtype: str = "auto", rounded: bool = False) -> LocalPolicy:
-    """Load a model of transformers from a packaged name, a directory or a hub id; see ``load_policy``.
-
-    Args:
-        dtype: Type of the weights; ``"auto"`` is the one that the model's configuration names.
-        rounded: Round the layers' weights to bfloat16 before they go to the device.
+    ``rounded`` rounds the layers' weights to bfloat16 before they go to the device.
     """
     directory = model_directory(spec)
     check_model_files(directory)
-    if dtype not in DTYPES:
-        raise unknown("dtype", dtype, DTYPES)
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedTokenizerFast
@@ -227,7 +154,7 @@ def load_local(spec: str, device: str = "", dtype: str = "auto", rounded: bool =
     from harness.policy.local import STYLE_FILE, LocalPolicy
     from harness.policy.precision import hold_rounded
 
-    config = _read_json(directory, "config.json")
+    config = read_json(directory, "config.json")
     sees = vision_family(str(config.get("model_type"))) if "vision_config" in config else None
     family = AutoModelForCausalLM if sees is None else AutoModelForImageTextToText
     try:
@@ -239,13 +166,13 @@ def load_local(spec: str, device: str = "", dtype: str = "auto", rounded: bool =
         # Not AutoTokenizer: for some model types it replaces what tokenizer.json says by the type's own rules.
         tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
         if sees is not None and (directory / OLD_TEMPLATE).is_file() and not (directory / TEMPLATE).is_file():
-            tokenizer.chat_template = _read_json(directory, OLD_TEMPLATE).get("chat_template")
+            tokenizer.chat_template = read_json(directory, OLD_TEMPLATE).get("chat_template")
         processor = None if sees is None else sees[1].from_pretrained(directory)
-        if rounded and _bfloat16_only(directory):
-            dtype = "bfloat16"  # the same numbers in half the memory
+        stored = {entry["dtype"] for path in weight_files(directory) for entry in tensors_in(path).values()}
+        halved = rounded and stored == {"BF16"}  # the same numbers in half the memory
         model, report = family.from_pretrained(
             directory,
-            dtype=dtype,
+            dtype="bfloat16" if halved else "float32",
             attn_implementation="sdpa",
             output_loading_info=True,
             use_safetensors=True,
@@ -261,7 +188,7 @@ def load_local(spec: str, device: str = "", dtype: str = "auto", rounded: bool =
         hold_rounded(model)
     style = "paper"
     if (directory / STYLE_FILE).is_file():
-        style = str(_read_json(directory, STYLE_FILE).get("prompt_style", style))
+        style = str(read_json(directory, STYLE_FILE).get("prompt_style", style))
     if style not in ("paper", "compact"):
         raise unknown(f"prompt_style in {directory / STYLE_FILE}", style, ("paper", "compact"))
     policy = LocalPolicy(model.to(target), tokenizer, processor, spec, style)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from harness.contracts import HarnessError
-from harness.policy.load import HUB_ID, INDEX, MODEL_FILES, WEIGHTS, model_directory
+from harness.policy.files import INDEX, MODEL_FILES, WEIGHTS, read_json, tensors_in, weight_files
+from harness.policy.load import HUB_ID, model_directory
 
 
 @dataclass(frozen=True)
@@ -97,9 +96,9 @@ def size_in(directory: Path) -> Size:
 
     Raises HarnessError where they do not tell.
     """
-    config = _json(directory / "config.json")
+    config = read_json(directory, "config.json")
     text = {**config, **config.get("text_config", {})}
-    shapes = {name: shape for path in _weights(directory) for name, shape in _shapes(path).items()}
+    shapes = {name: entry["shape"] for path in weight_files(directory) for name, entry in tensors_in(path).items()}
     try:
         heads, width = int(text["num_attention_heads"]), int(text["hidden_size"])
         head = int(text.get("head_dim") or width // heads)
@@ -115,27 +114,3 @@ def size_in(directory: Path) -> Size:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise HarnessError(f"{directory / 'config.json'} does not state the size of a decoder: {error}") from error
-
-
-def _weights(directory: Path) -> list[Path]:
-    index = directory / INDEX
-    names = set(_json(index)["weight_map"].values()) if index.is_file() else {WEIGHTS}
-    return [directory / name for name in sorted(names)]
-
-
-def _shapes(path: Path) -> dict[str, list[int]]:
-    """Shapes of the tensors in a safetensors file, from its header."""
-    try:
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    except (OSError, ValueError) as error:
-        raise HarnessError(f"cannot read the header of {path}: {error}") from error
-    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise HarnessError(f"cannot read {path}: {error}") from error
-    return content

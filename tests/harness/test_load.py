@@ -125,8 +125,6 @@ def test_specs(tiny, tmp_path):
     )
     with pytest.raises(HarnessError, match="device 'cuda:7'"):
         load_local(str(tmp_path / "cell"), device="cuda:7")
-    with pytest.raises(HarnessError, match="did you mean 'bfloat16'"):
-        load_local(str(tmp_path / "cell"), dtype="bfloat61")
 
 
 # ------------------------------------------------------------------------------------------------------ scripted

@@ -58,15 +58,15 @@ def test_a_pretrained_model_goes_through_stage_1_and_two_updates_of_seed(smollm2
     ledger = updates[-1]["ledger"]
     assert ledger["rescored_tokens"] > 0
     assert ledger["optimizer_steps"] == 8 + 2
-    trained = load_local(str(cell), dtype="float32")
-    assert trained.fingerprint != load_local(str(cell / "start"), dtype="float32").fingerprint
+    trained = load_local(str(cell))
+    assert trained.fingerprint != load_local(str(cell / "start")).fingerprint
     assert gigabytes < 6
     print(f"{ledger['cpu_seconds']:.0f} s of processor time, {gigabytes:.1f} GiB")
 
 
 @pytest.mark.slow
 def test_it_speaks(smollm2: Path) -> None:
-    policy = load_local(str(smollm2), dtype="float32")
+    policy = load_local(str(smollm2))
     question = Prompt("What is the capital of France? Answer in one word.")
     (answer,) = policy.generate([Request(question, (0,))], Sampling(temperature=0.0, max_tokens=16))
     assert "Paris" in answer.text
