@@ -337,6 +337,7 @@ class Session:
                 "protocol": dataclasses.asdict(self.protocol()),
                 "ledger": self.ledger.as_dict(),
                 "played": self.played,
+                "processes": {"count": self.world.size, "sharded": self.world.sharded},
                 "env_workers": {"restarted": self.pool.restarted, "recycled": self.pool.recycled},
                 "policy": {
                     "spec": self.config.policy,

@@ -31,6 +31,10 @@ class HarnessError(Exception):
     """A problem the user can mend. Its text is one line; the command line prints it and exits with code 2."""
 
 
+class DataMissing(HarnessError):
+    """An environment's data are not where its options say. What the options themselves say may be right."""
+
+
 def digest(value: Any) -> str:
     """SHA-256 (hex) of a JSON-able value in canonical form: sorted keys, no white space, UTF-8."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from harness.config import CellConfig, LoraConfig, Recipe
+from harness.config import CellConfig, EnvConfig, LoraConfig, Recipe
+from harness.contracts import DataMissing
 from harness.estimate import (
     ANALYSIS,
     ANSWER,
@@ -34,7 +35,7 @@ from harness.estimate import (
 from harness.measured import finished_cells, gpu_check, kind_of, measured_lengths, measured_rate, speed_of
 from harness.policy import load
 from harness.policy.sizes import Size, directory_at_hand, size_of
-from harness.recipes import expand
+from harness.recipes import Lookup, expand, require_skills, resolve_env
 from harness.registry import make_env
 from harness.store import cell_dir
 
@@ -50,6 +51,7 @@ class Plan:
     """What a cell will take.
 
     Attributes:
+        absent: Which data of its environment are not here, one line; empty where they are.
         size: Of its policy; None where it has no weights of its own, or nobody knows how many.
         hours: On one GPU at ``speed``, or on this machine at ``rate``; None: unknown.
         speed: Of a GPU.
@@ -60,6 +62,7 @@ class Plan:
     finished: bool
     work: Work
     lengths: Lengths
+    absent: str
     size: Size | None
     flops: float | None = None
     memory: Memory | None = None
@@ -70,7 +73,7 @@ class Plan:
 
 def show(recipe: Recipe, directory: Path, console: Console) -> None:
     """Print the cells of a recipe, what each will take, and why we think so. Raises HarnessError for a bad recipe."""
-    cells = expand(recipe, planned_fingerprint)
+    cells = expand(recipe, Lookup(planned_fingerprint, planned_env, planned_skills))
     console.print(_cells_table(recipe, cells, directory))
     plans = plans_of(recipe, cells, directory)
     console.print()
@@ -104,31 +107,51 @@ def planned_fingerprint(spec: str) -> str:
     return NOT_HERE if directory is None else load.check_policy_spec(str(directory))
 
 
+def planned_env(config: EnvConfig, panel: str) -> EnvConfig:
+    """As a run resolves it; without its data as the recipe states it, which must then be all that decides a cell."""
+    try:
+        return resolve_env(config, panel)
+    except DataMissing:
+        if None in (config.history, config.max_steps):
+            raise
+        return config
+
+
+def planned_skills(cells: Sequence[CellConfig]) -> None:
+    """Check the skills of panels whose data are there."""
+    with suppress(DataMissing):
+        require_skills(cells)
+
+
 def plans_of(recipe: Recipe, cells: Sequence[CellConfig], directory: Path) -> list[Plan]:
     """What each cell will take."""
     done = [one for one in finished_cells(directory) if one[1].train]
     check = gpu_check()
 
     @cache
-    def tasks(env_id: str, options: str, panel: str, size: int | None) -> int:
-        with closing(make_env(env_id, json.loads(options))) as env:
-            return size or len(env.panel(panel))
+    def tasks(env_id: str, options: str, panel: str) -> tuple[int, str]:
+        try:
+            with closing(make_env(env_id, json.loads(options))) as env:
+                return len(env.panel(panel)), ""
+        except DataMissing as error:
+            return 0, str(error)
 
     def plan(cell: CellConfig) -> Plan:
         alike = [one for one in done if kind_of(one[1]) == kind_of(cell)]
         lengths = measured_lengths(cell, alike)
         size, teacher = known_size(cell.policy), known_size(cell.teacher) if cell.teacher else None
         options = json.dumps(cell.env.options, sort_keys=True)
-        work = work_of(cell, lengths, tasks(cell.env.id, options, cell.eval.panel, cell.eval.panel_size))
+        count, absent = tasks(cell.env.id, options, cell.eval.panel)
+        work = work_of(cell, lengths, cell.eval.panel_size or count)
         finished = _known(cell) and cell_dir(directory, cell).finished
         if size is None or (cell.teacher and teacher is None):
-            return Plan(cell, finished, work, lengths, size)
+            return Plan(cell, finished, work, lengths, absent, size)
         total, rate, speed = flops(cell, work, size, teacher), measured_rate(alike), speed_of(cell, size, check)
         hours = seconds(cell, work, size, speed, teacher) / 3600 if recipe.needs.gpus else None
         if rate is not None:
             hours = (total + 2.0 * size.parameters * work.evaluation) / rate / 3600
         memory = memory_of(cell, size, teacher, gpu_memory=speed.memory)
-        return Plan(cell, finished, work, lengths, size, total, memory, hours, speed, rate)
+        return Plan(cell, finished, work, lengths, absent, size, total, memory, hours, speed, rate)
 
     return [plan(cell) for cell in cells]
 
@@ -265,6 +288,10 @@ def _basis(recipe: Recipe, plans: Sequence[Plan]) -> list[str]:
             f"{env_id} ({lengths.basis}): {lengths.steps:.1f} steps an episode; tokens a step: prompt "
             f"{lengths.prompt:,.0f}, answer {lengths.answer:,.0f}{analyses if lengths.analysis_answer else ''}"
         )
+    for env_id, absent, stated in dict.fromkeys((p.cell.env.id, p.absent, bool(p.cell.eval.panel_size)) for p in plans):
+        if absent:
+            left_out = "" if stated else ", and its evaluations are not counted"
+            lines.append(f"{env_id}: {absent}. Its panels are not checked{left_out}")
     if any(plan.lengths.basis == "assumed" for plan in plans):
         lines.append(
             f"assumed lengths are shares of the limits: steps {STEPS:.0%}, prompt {PROMPT:.0%}, answer {ANSWER:.0%}, "

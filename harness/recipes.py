@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -97,15 +98,35 @@ def read_recipe(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------- expansion
 
 
-def expand(recipe: Recipe, fingerprint: Callable[[str], str] | None = None) -> list[CellConfig]:
+@dataclass(frozen=True)
+class Lookup:
+    """How expansion finds out about what a recipe only names; each raises HarnessError where it is not as it should be.
+
+    Attributes:
+        fingerprint: Hash of a policy's weights.
+        env: An environment whose data hold a panel, with the protocol values that its card states.
+        skills: That the library of an environment's cells has a skill wherever they read one.
+    """
+
+    fingerprint: Callable[[str], str]
+    env: Callable[[EnvConfig, str], EnvConfig]
+    skills: Callable[[Sequence[CellConfig]], None]
+
+
+def lookup() -> Lookup:
+    """What a run needs: weights are at hand, or downloaded, and data are there."""
+    return Lookup(_fingerprint, resolve_env, require_skills)
+
+
+def expand(recipe: Recipe, found: Lookup | None = None) -> list[CellConfig]:
     """All cells of a recipe: baselines and the base policy (evaluation only), then every method, for every seed.
 
     Environments are built and panels, methods, policies, libraries and options checked, so that a bad recipe fails
-    here. A recipe with the method ``vanilla`` has the base policy in it under that name. ``fingerprint`` checks a
-    policy and hashes its weights; by default it may download them.
+    here. A recipe with the method ``vanilla`` has the base policy in it under that name.
     """
-    hashed = cache(fingerprint or _fingerprint)  # weights are hashed once
-    cells = [_computed(recipe, cell) for plan in recipe.envs for cell in _plan_cells(recipe, plan, hashed)]
+    found = found or lookup()
+    found = replace(found, fingerprint=cache(found.fingerprint))  # weights are hashed once
+    cells = [_computed(recipe, cell) for plan in recipe.envs for cell in _plan_cells(recipe, plan, found)]
     unique = {cell.hash: cell for cell in cells}
     if not unique:
         raise HarnessError(f"recipe {recipe.name} has no cells: it needs environments and seeds")
@@ -131,27 +152,27 @@ def _computed(recipe: Recipe, cell: CellConfig) -> CellConfig:
     return cell.model_copy(update={"precision": recipe.precision, "engine": engine})
 
 
-def _plan_cells(recipe: Recipe, plan: EnvPlan, fingerprint: Callable[[str], str]) -> list[CellConfig]:
+def _plan_cells(recipe: Recipe, plan: EnvPlan, found: Lookup) -> list[CellConfig]:
     """The cells of one environment."""
     where = f"recipe {recipe.name}: envs.{plan.env.id}"
     shared = {section: _section(recipe, plan, section, where) for section in SECTIONS}
     names = dict.fromkeys([*recipe.methods, *plan.methods, *recipe.variants])
     settings = {name: _method_settings(recipe, plan, name, where) for name in names}
     measured = validate(EvalConfig, shared["eval"], f"{where}.eval")
-    env = resolve_env(plan.env, measured.panel)
+    env = found.env(plan.env, measured.panel)
     untrained = [name for name in recipe.methods if settings[name][0] == get_method("vanilla")]
     alone = [*recipe.baselines, *([] if untrained else [recipe.policy])]
     cells = [
-        evaluation(env, policy, fingerprint(policy), seed, measured)
+        evaluation(env, policy, found.fingerprint(policy), seed, measured)
         for policy in dict.fromkeys(alone)
         for seed in recipe.seeds
     ]
     for name in recipe.methods:
         method, overlay = settings[name]
         sections = deep_merge(shared, {key: overlay[key] for key in overlay if key in SECTIONS})
-        cell = _method_cell(recipe, plan, method, sections, fingerprint, f"{where}.methods.{name}")
+        cell = _method_cell(recipe, plan, method, sections, found, f"{where}.methods.{name}")
         cells += [cell.model_copy(update={"seed": seed}) for seed in recipe.seeds]
-    _require_skills([cell for cell in cells if cell.library])
+    found.skills([cell for cell in cells if cell.library])
     return cells
 
 
@@ -160,12 +181,12 @@ def _method_cell(
     plan: EnvPlan,
     method: Method,
     sections: Mapping[str, Any],
-    fingerprint: Callable[[str], str],
+    found: Lookup,
     where: str,
 ) -> CellConfig:
     """The cell of a method in one environment; what cannot influence it is left out."""
     measured = validate(EvalConfig, sections["eval"], f"{where}.eval")
-    env = resolve_env(plan.env, measured.panel)
+    env = found.env(plan.env, measured.panel)
     external = method.start == "teacher_sft" or (method.teacher is not None and method.teacher.weights == "external")
     if method.trains:
         _require_model(recipe.policy, "trained")
@@ -181,10 +202,10 @@ def _method_cell(
     return CellConfig(
         env=env,
         policy=recipe.policy,
-        policy_fingerprint=fingerprint(recipe.policy),
+        policy_fingerprint=found.fingerprint(recipe.policy),
         method=method,
         teacher=recipe.teacher if external else "",
-        teacher_fingerprint=fingerprint(recipe.teacher) if external else "",
+        teacher_fingerprint=found.fingerprint(recipe.teacher) if external else "",
         library=recipe.library if method.reads_library else "",
         library_fingerprint=fingerprint_of(recipe.library) if method.reads_library else "",
         train=train if method.trains else None,
@@ -230,7 +251,7 @@ def _require_override(env: EnvConfig, name: str, lacks: str, where: str) -> None
         raise HarnessError(f"{where}: {env.id} {lacks}")
 
 
-def _require_skills(cells: Sequence[CellConfig]) -> None:
+def require_skills(cells: Sequence[CellConfig]) -> None:
     """Raise HarnessError unless the library of an environment's cells has a skill wherever they read one."""
     if not cells:
         return

@@ -18,6 +18,7 @@ from envs_text.alfworld.official import OfficialEngine, check_installed
 from envs_text.alfworld.official_experts import HandcodedExpert, Planner
 from harness.contracts import (
     AgentEnv,
+    DataMissing,
     EnvCard,
     Episode,
     FreeText,
@@ -306,9 +307,9 @@ def _data_root(data: str) -> Path | None:
     elif "ALFWORLD_DATA" in os.environ:
         root = Path(os.environ["ALFWORLD_DATA"]).expanduser()
     else:
-        raise HarnessError("data=official needs the environment variable ALFWORLD_DATA (see alfworld-download)")
+        raise DataMissing("data=official needs the environment variable ALFWORLD_DATA (see alfworld-download)")
     if root and not (root / LAYOUT).is_dir():
-        raise HarnessError(f"no official ALFWorld games at {root}: expected a directory {LAYOUT}")
+        raise DataMissing(f"no official ALFWorld games at {root}: expected a directory {LAYOUT}")
     return root
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from envs_text.search_qa.encyclopedia import NAME, Entry, entries
-from harness.contracts import HarnessError, digest, unknown
+from harness.contracts import DataMissing, HarnessError, digest, unknown
 
 SETS = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
 """The field's evaluation sets."""
@@ -194,7 +194,7 @@ def read_panels(path: Path) -> dict[str, list[Path]]:
     if path.is_file():
         return {"train": [], "eval": [path]}
     if not path.is_dir():
-        raise HarnessError(
+        raise DataMissing(
             f"no Search-QA questions at {path} (option data): expected a JSONL file or a directory with test*.jsonl"
         )
     files = {"train": sorted(path.glob("train*.jsonl")), "eval": sorted(path.glob("test*.jsonl"))}

@@ -28,7 +28,7 @@ from envs_text.webshop.catalogue import Product
 from envs_text.webshop.goals import Request
 from envs_text.webshop.records import Position, Record, stream
 from envs_text.webshop.store import DiskShop
-from harness.contracts import HarnessError, digest
+from harness.contracts import DataMissing, HarnessError, digest
 
 CATALOGUES = {"items_shuffle_1000.json": "items_ins_v2_1000.json", "items_shuffle.json": "items_ins_v2.json"}
 """Files of products, and the file of attributes that belongs to each."""
@@ -83,7 +83,7 @@ def locate(path: Path) -> Files:
     else:
         directory, names = path, [name for name in CATALOGUES if (path / name).is_file()]
     if not names or names[0] not in CATALOGUES:
-        raise HarnessError(f"no WebShop products at {path} (option data): {' or '.join(CATALOGUES)} is needed")
+        raise DataMissing(f"no WebShop products at {path} (option data): {' or '.join(CATALOGUES)} is needed")
     if len(names) > 1:
         raise HarnessError(f"{path} holds two catalogues: name one of the files {' and '.join(names)} instead")
     attributes = directory / CATALOGUES[names[0]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -353,6 +354,22 @@ def test_missing_data_is_named(env: str, line: str, tmp_path: Path, monkeypatch:
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     with pytest.raises(HarnessError, match=line):
         expand(load_recipe("paper/table1", [f"envs=[{env}]"]))
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_papers_recipes_tell_what_they_take_without_data_or_weights(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    assert cli.main(["run", name, "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    absent = {"ALFWorld-v1", "SearchQA-v1", "WebShop-v1"} & {plan.env.id for plan in load_recipe(name).envs}
+    assert {
+        env for env in absent if re.search(rf"^{env}: .*Its panels are not checked", printed, re.MULTILINE)
+    } == absent
+    assert "memory of the largest cell" in printed
+    assert re.search(r"[1-9][\d,]* GPU hours are [1-9][\d,]* hours on 8 GPUs kept busy", printed)
 
 
 # ------------------------------------------------------------------------------------------------------ controls

@@ -17,7 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from harness.world import World
+from harness.store import CellDir
+from harness.world import Onlooker, World, directory_of
 
 CELL = [
     *("quick", "envs=[Sokoban-v1]", "methods=[seed]", "baselines=[]", "seeds=[0]"),
@@ -43,6 +44,7 @@ class Outcome:
     episodes: pd.DataFrame
     evaluated: pd.DataFrame
     skills: str
+    processes: dict[str, Any]
     weights: dict[str, torch.Tensor]
 
 
@@ -77,6 +79,7 @@ def outcome(out: Path) -> Outcome:
         pd.read_parquet(trained / "episodes.parquet"),
         pd.read_parquet(evaluated / "episodes.parquet"),
         (trained / "skills.jsonl").read_text(),
+        json.loads((trained / "manifest.json").read_text())["processes"],
         load_file(trained / "policy" / "model.safetensors"),
     )
 
@@ -106,7 +109,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 @pytest.mark.slow
 @pytest.mark.parametrize("launch", LAUNCH.values(), ids=LAUNCH)
 def test_two_processes_equal_one(alone: Outcome, launch: list[str], tmp_path: Path) -> None:
-    same(run(tmp_path, launch), alone)
+    found = run(tmp_path, launch)
+    assert found.processes == {"count": 2, "sharded": launch == LAUNCH["fsdp2"]}
+    same(found, alone)
 
 
 @pytest.mark.slow
@@ -121,6 +126,22 @@ def test_two_killed_processes_are_continued_by_one(alone: Outcome, tmp_path: Pat
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     same(run(tmp_path), alone)
+
+
+def test_onlookers_write_nothing(tmp_path: Path) -> None:
+    """Whatever a cell's directory offers is either told apart below or does nothing in processes but the first."""
+    reads = {"finished", "read_json", "records", "latest_checkpoint", "require_whole"}
+    first_process = {"checkpoint", "tidy"}  # which the others never call
+    writes = {name for name in vars(CellDir) if not name.startswith("_")} - reads - first_process
+    assert writes == {name for name in vars(Onlooker) if not name.startswith("_")}
+    onlooker = directory_of(CellDir(tmp_path / "cell"), World(1, 2))
+    with onlooker.lock():
+        onlooker.write_json("config.json", {})
+        onlooker.append("metrics.jsonl", {"update": 1})
+        onlooker.rewrite("evals.jsonl", [])
+        onlooker.rewind(None)
+        onlooker.finish({})
+    assert not (tmp_path / "cell").exists()
 
 
 def test_shares_are_disjoint_and_come_to_the_whole() -> None:
