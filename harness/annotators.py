@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.contracts import AgentEnv, Episode, Ledger, Prompt, Response, Skill
+from harness.cards import Ledger
+from harness.contracts import AgentEnv, Episode, Prompt, Response, Skill
 from harness.policy.answers import Answers, question
 from harness.policy.api import PREFIX, USUAL, ApiPolicy, Calls, parse_endpoint
 from harness.policy.base import Request, Sampling

@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 
 from harness.audit_journal import EPISODE, Unmeasurable, cluster_mean, watched
+from harness.cards import Ledger
 from harness.cell import Session
-from harness.contracts import Episode, Ledger, Panel, Prompt
+from harness.contracts import Episode, Panel, Prompt
 from harness.policy.local import LocalPolicy
 from harness.records import read_prompt, read_trace
 from harness.reporting.statistics import Estimate, wilson

@@ -15,18 +15,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from harness.cards import Ledger, ProtocolCard
 from harness.config import CellConfig, longest_sequence
-from harness.contracts import (
-    UNCOUNTED,
-    AgentEnv,
-    Episode,
-    HarnessError,
-    Ledger,
-    Panel,
-    ProtocolCard,
-    Skill,
-    Task,
-)
+from harness.contracts import UNCOUNTED, AgentEnv, Episode, HarnessError, Panel, Skill, Task
 from harness.library import Library, load_library
 from harness.outcomes import Result, result, share
 from harness.policy.api import USUAL, Calls

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 from harness.annotators import SCRIPTED, annotate_in
+from harness.cards import Ledger
 from harness.cell import IMITATION, SECOND_ADAPTERS, STAGE1, Session
 from harness.config import ImitationConfig, Stage1Config, TrainConfig
-from harness.contracts import HarnessError, Ledger, Panel, Prompt
+from harness.contracts import HarnessError, Panel, Prompt
 from harness.methods import Method
 from harness.policy.load import load_policy
 from harness.policy.local import LocalPolicy

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.contracts import AgentEnv, HarnessError, Panel, ProtocolCard, Turn, View, digest
+from harness.cards import ProtocolCard
+from harness.contracts import AgentEnv, HarnessError, Panel, Turn, View, digest
 from harness.rollout import Rules
 
 

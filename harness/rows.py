@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from harness import objective
+from harness.cards import Ledger
 from harness.config import EngineConfig
-from harness.contracts import Episode, Ledger, Prompt
+from harness.contracts import Episode, Prompt
 from harness.credit import Credit
 from harness.policy.base import Policy
 from harness.policy.local import LocalPolicy

@@ -23,8 +23,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from harness.cards import Ledger
 from harness.config import AnalysisConfig, ImitationConfig, Stage1Config, TrainConfig
-from harness.contracts import AgentEnv, Episode, HarnessError, Ledger, Prompt, Skill, Task
+from harness.contracts import AgentEnv, Episode, HarnessError, Prompt, Skill, Task
 from harness.methods import Teacher
 from harness.policy.base import Policy, Request, Sampling
 from harness.policy.local import LocalPolicy

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import torch
 
 from harness import objective
+from harness.cards import Ledger
 from harness.config import EngineConfig, TrainConfig
-from harness.contracts import HarnessError, Ledger, Prompt
+from harness.contracts import HarnessError, Prompt
 from harness.credit import Credit, beta_of, distillation, gated, pull
 from harness.methods import Method, Reweighting, full_vocabulary
 from harness.policy.local import LocalPolicy

@@ -13,9 +13,10 @@ import torch
 
 from harness import objective
 from harness.annotators import annotate_in
+from harness.cards import Ledger
 from harness.cell import ADAPTERS, REHEARSAL, SHUFFLE, TRAIN, Session
 from harness.config import TrainConfig
-from harness.contracts import Episode, HarnessError, Ledger, Skill, Step, StopReason, Task
+from harness.contracts import Episode, HarnessError, Skill, Step, StopReason, Task
 from harness.credit import Credit
 from harness.methods import Method, Reweighting, Teacher
 from harness.outcomes import stop_reasons, success_rate

@@ -22,8 +22,9 @@ import torch
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from harness.cards import Ledger
 from harness.config import LoraConfig, Precision, TrainConfig
-from harness.contracts import HarnessError, Ledger, Prompt
+from harness.contracts import HarnessError, Prompt
 from harness.methods import get_method
 from harness.policy.base import Request, Sampling
 from harness.policy.load import load_local

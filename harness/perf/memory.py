@@ -16,8 +16,9 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
+from harness.cards import Ledger
 from harness.config import TrainConfig
-from harness.contracts import Ledger, Prompt
+from harness.contracts import Prompt
 from harness.methods import Method
 from harness.naive import full_logits_scores
 from harness.perf.measure import REPEATS, Measurement, Report, Result, Settings, peak_megabytes

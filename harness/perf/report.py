@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
+from harness.cards import Ledger, ProtocolCard
 from harness.config import CellConfig, EnvConfig, TrainConfig
-from harness.contracts import Ledger, ProtocolCard
 from harness.methods import Method, get_method
 from harness.perf.measure import Measurement, Report, Result, Settings
 from harness.store import CellDir

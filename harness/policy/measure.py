@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from harness.cards import Ledger
 from harness.config import AnalysisConfig
-from harness.contracts import Ledger
 from harness.policy.base import Sampling
 from harness.policy.local import LocalPolicy
 from harness.pool import EnvPool

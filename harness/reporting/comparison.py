@@ -13,8 +13,9 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from harness.cards import ProtocolCard
 from harness.config import CellConfig
-from harness.contracts import ProtocolCard, unknown
+from harness.contracts import unknown
 from harness.reporting import statistics as st
 from harness.reporting.differences import Paired, paired, pooled_seed_variance
 from harness.reporting.frames import STAR, Cell

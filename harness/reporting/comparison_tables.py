@@ -8,7 +8,8 @@ from dataclasses import fields
 import numpy as np
 import pandas as pd
 
-from harness.contracts import HarnessError, Ledger
+from harness.cards import Ledger
+from harness.contracts import HarnessError
 from harness.reporting import statistics as st
 from harness.reporting.comparison import BUDGETS, EXTERNAL, UNTRAINED, Arm, Comparison, Setting
 from harness.reporting.curves import area, at_budget, common_range, reached

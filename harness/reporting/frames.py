@@ -18,8 +18,9 @@ from typing import Any
 
 import pandas as pd
 
+from harness.cards import Ledger, ProtocolCard
 from harness.config import CellConfig
-from harness.contracts import UNCOUNTED, HarnessError, Ledger, ProtocolCard, digest
+from harness.contracts import UNCOUNTED, HarnessError, digest
 from harness.policy.api import PREFIX as API
 from harness.policy.api import parse_endpoint
 from harness.store import CellDir, Record

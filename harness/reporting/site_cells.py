@@ -13,7 +13,7 @@ import pandas as pd
 from markupsafe import Markup
 from pydantic import BaseModel
 
-from harness.contracts import Ledger
+from harness.cards import Ledger
 from harness.methods import Frozen, Method
 from harness.records import read_credit, read_outcomes
 from harness.reporting import charts

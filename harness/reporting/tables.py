@@ -22,7 +22,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from harness.contracts import ProtocolCard, digest
+from harness.cards import ProtocolCard
+from harness.contracts import digest
 from harness.inert import visible
 from harness.reporting.statistics import Estimate
 

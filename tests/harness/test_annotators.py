@@ -12,8 +12,9 @@ from toy_cells import run_toy, toy_config, toy_episodes, toy_policy
 from toy_envs import Doors
 
 from harness.annotators import TEMPERATURES, Annotations, annotate, answers_directory
+from harness.cards import Ledger
 from harness.config import CellConfig
-from harness.contracts import Episode, HarnessError, Ledger, Response, StopReason
+from harness.contracts import Episode, HarnessError, Response, StopReason
 from harness.methods import get_method
 from harness.policy.answers import Answers
 from harness.reporting.report import read, tables, write_report

@@ -18,8 +18,9 @@ import torch
 from toy_cells import everything, run_in_child, run_toy, toy_config, toy_episodes, toy_policy
 from toy_envs import Doors, troubled
 
+from harness.cards import Ledger
 from harness.config import CellConfig, EnvConfig, EvalConfig, Stage1Config, TrainConfig
-from harness.contracts import HarnessError, Ledger, Panel
+from harness.contracts import HarnessError, Panel
 from harness.pool import EnvPool
 from harness.records import finished_cell
 from harness.reporting.frames import read_cells

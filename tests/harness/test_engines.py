@@ -12,8 +12,9 @@ import torch
 from toy_cells import run_toy, toy_config, toy_policy
 from toy_policies import GREEDY, SAMPLED, picture, requests_for, toy_text_policy, toy_tokenizer
 
+from harness.cards import Ledger
 from harness.config import CellConfig, EngineConfig, LoraConfig, Recipe
-from harness.contracts import HarnessError, Ledger, Prompt
+from harness.contracts import HarnessError, Prompt
 from harness.methods import get_method
 from harness.policy.base import Request, Sampling
 from harness.policy.encode import Role

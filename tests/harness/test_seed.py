@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from toy_cells import toy_episodes, toy_policy
 
+from harness.cards import Ledger
 from harness.config import AnalysisConfig, Stage1Config, TrainConfig
-from harness.contracts import HarnessError, Ledger, StopReason
+from harness.contracts import HarnessError, StopReason
 from harness.methods import Teacher
 from harness.seed import NO_SKILL, analyse, fine_tune, imitation_samples, skill_samples, teacher_texts
 from harness.skills import read_skill

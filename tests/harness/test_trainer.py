@@ -13,8 +13,9 @@ from torch import Tensor
 from toy_cells import toy_episodes, toy_policy
 
 from harness import trainer as trainer_module
+from harness.cards import Ledger
 from harness.config import TrainConfig
-from harness.contracts import Ledger, Prompt, Skill
+from harness.contracts import Prompt, Skill
 from harness.methods import SEED, GatedNLL, Method, ReverseKL, Reweighting, Teacher, get_method
 from harness.policy.base import Request, Sampling
 from harness.policy.local import LocalPolicy

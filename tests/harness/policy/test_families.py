@@ -15,8 +15,9 @@ from family_models import FAMILIES
 from toy_policies import SAMPLED, close, picture, rows_of
 from transformers import ProcessorMixin
 
+from harness.cards import Ledger
 from harness.config import TrainConfig
-from harness.contracts import HarnessError, Ledger, Prompt
+from harness.contracts import HarnessError, Prompt
 from harness.methods import get_method
 from harness.policy.base import Request, check_length
 from harness.policy.encode import Role

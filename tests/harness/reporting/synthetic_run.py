@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from harness.cards import Ledger, ProtocolCard
 from harness.config import CellConfig, EnvConfig, TrainConfig
-from harness.contracts import Ledger, ProtocolCard
 from harness.methods import GatedNLL, Method, ReverseKL, Teacher
 from harness.records import PICTURES, save_picture
 from harness.store import CellDir

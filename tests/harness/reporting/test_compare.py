@@ -10,9 +10,10 @@ import pytest
 from synthetic_run import card, write_cell
 
 from baselines import grpo, skill_grpo
+from harness.cards import ProtocolCard
 from harness.cli import main
 from harness.config import CellConfig, EnvConfig, TrainConfig
-from harness.contracts import HarnessError, ProtocolCard
+from harness.contracts import HarnessError
 from harness.methods import SEED, Method
 from harness.reporting.compare import compare_results
 from harness.reporting.differences import sign_flip_p

@@ -16,8 +16,9 @@ from matplotlib.figure import Figure
 from rich.console import Console, RenderableType
 from synthetic_run import METHODS, card, write_cell, write_manifest, write_run
 
+from harness.cards import Ledger
 from harness.config import CellConfig, EnvConfig, TrainConfig
-from harness.contracts import HarnessError, Ledger
+from harness.contracts import HarnessError
 from harness.reporting import comparison_tables, figures, frames
 from harness.reporting.comparison import BUDGETS
 from harness.reporting.report import comparison_text, read, write_report
