@@ -88,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
         help="run cells on the Ray cluster that RAY_ADDRESS names, or on a Ray started on this machine",
     )
     _call_options(run, "endpoints that annotate (MODEL@BASE_URL)")
-    run.add_argument("--dry-run", action="store_true", help="check all, print cells and what they take; run nothing")
+    run.add_argument("--dry-run", action="store_true", help="check what is here, print cells and what they take")
 
     evaluate = command("eval", _eval, "Play a pinned panel with one policy and print its scores.", epilogs.EVAL)
     evaluate.add_argument(

@@ -5,7 +5,7 @@ a first session:
   harness list envs                    what there is to play
   harness play Sokoban-v1              play it yourself
   harness eval --policy random --env Sokoban-v1
-  harness run quick --dry-run          the cells of a recipe
+  harness run quick --dry-run          the cells of a recipe, and what they take
   harness run quick                    run what is missing of it, write report and figures
   harness run quick methods=[grpo] seeds=[0] train.updates=3 --out results/try
 
@@ -20,6 +20,7 @@ overrides are key=value with dots, values are YAML:
   harness run quick envs.Sokoban-v1.train.updates=3     in one environment's cells
   harness run my_recipe.yaml --out results/mine --jobs 4
   harness run my_recipe.yaml needs.gpus=1 --cluster ray   one GPU for each cell, on all nodes of RAY_ADDRESS
+  accelerate launch --multi_gpu --num_processes 8 -m harness run my_recipe.yaml   eight processes for each cell
 
 A run that was interrupted, even by kill -9, continues from its checkpoints when it is started again.
 """
