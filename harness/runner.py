@@ -129,7 +129,7 @@ def _run_together(
         return 2 if failure.user_error else 1
     if world.main:
         _report(directory, console, fresh=bool(missing))
-    world.wait()
+    world.leave()
     return 0
 
 

@@ -80,6 +80,17 @@ class World:
         """Go on when all processes have come here."""
         self.once(lambda: None)
 
+    def leave(self) -> None:
+        """Part from the others when all are done.
+
+        A process that ends while gloo's threads still hold its tensors may be aborted by them, after all its work.
+        """
+        self.wait()
+        if self.size > 1:
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
+
     def deal(self, parts: Sequence[T]) -> list[tuple[T, bool]]:
         """This process's micro-batches, and whether each counts.
 

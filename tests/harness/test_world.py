@@ -48,26 +48,42 @@ class Outcome:
     weights: dict[str, torch.Tensor]
 
 
-def command(out: Path, launch: list[str] | None) -> list[str]:
+WATCHED = """
+import atexit, sys, torch.distributed
+from harness.cli import main
+
+if __name__ == "__main__":
+    atexit.register(lambda: print("in a group at the end:", torch.distributed.is_initialized()))
+    sys.exit(main())
+"""
+"""The command, in a process that says last of all whether it still holds on to others: such a one may be aborted."""
+
+
+def command(out: Path, launch: list[str] | None, program: list[str]) -> list[str]:
+    run = [*program, "run", *CELL, "--out", str(out)]
     if launch is None:
-        return [sys.executable, "-m", "harness", "run", *CELL, "--jobs", "1", "--out", str(out)]
+        return [sys.executable, *run, "--jobs", "1"]
     launcher = [sys.executable, "-m", "accelerate.commands.launch", *launch, "--num_processes", "2"]
     settings = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    return [*launcher, *settings, "-m", "harness", "run", *CELL, "--out", str(out)]
+    return [*launcher, *settings, *run]
 
 
-def start(out: Path, launch: list[str] | None) -> subprocess.Popen[str]:
+def start(out: Path, launch: list[str] | None, program: list[str]) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
+    words = command(out, launch, program)
     return subprocess.Popen(
-        command(out, launch), env=environment, text=True, stdout=pipe, stderr=subprocess.STDOUT, start_new_session=True
+        words, env=environment, text=True, stdout=pipe, stderr=subprocess.STDOUT, start_new_session=True
     )
 
 
 def run(out: Path, launch: list[str] | None = None) -> Outcome:
-    process = start(out, launch)
+    script = out / "watched.py"
+    script.write_text(WATCHED)
+    process = start(out, launch, [str(script)])
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
+    assert said.count("in a group at the end: False") == (2 if launch else 1), said
     return outcome(out)
 
 
@@ -117,7 +133,7 @@ def test_two_processes_equal_one(alone: Outcome, launch: list[str], tmp_path: Pa
 @pytest.mark.slow
 def test_two_killed_processes_are_continued_by_one(alone: Outcome, tmp_path: Path) -> None:
     """A checkpoint of shared-out weights and optimizer state is one of whole weights and state."""
-    process = start(tmp_path, LAUNCH["fsdp2"])
+    process = start(tmp_path, LAUNCH["fsdp2"], ["-m", "harness"])
     limit = time.monotonic() + 200
     while not list(tmp_path.glob("cells/*/checkpoints/1")):
         assert process.poll() is None, process.communicate()[0]
