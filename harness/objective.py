@@ -122,10 +122,9 @@ def truncated_importance(logp: Tensor, logp_sampler: Tensor, cap: float) -> Tens
     return (logp - logp_sampler).clamp(max=math.log(cap)).exp().detach()
 
 
-def entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of softmax(logits); shape ``[..., V]`` to ``[...]``. Banned tokens may have logit -inf."""
-    logp = torch.log_softmax(logits, dim=-1)
-    return -(logp.exp() * logp.clamp(min=_LOWEST_LOGP)).sum(dim=-1)
+def entropy(log_distribution: Tensor) -> Tensor:
+    """Entropy in nats of distributions given as log-probs ``[..., V]``, -inf for banned tokens; shape ``[...]``."""
+    return -(log_distribution.exp() * log_distribution.clamp(min=_LOWEST_LOGP)).sum(dim=-1)
 
 
 def gate(logp: Tensor, logp_teacher: Tensor, beta: float, centred: bool = False) -> Tensor:

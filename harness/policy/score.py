@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from harness import objective
 from harness.policy.encode import Encoded
 from harness.policy.forward import Decoder, PromptKeys
 
@@ -108,7 +109,7 @@ def token_scores(
     def block(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         distributions = (logits(states) / temperature).log_softmax(dim=-1)
         chosen = distributions.gather(1, targets[:, None])[:, 0]
-        spread = -(distributions.exp() * distributions).sum(dim=-1) if entropy else None
+        spread = objective.entropy(distributions) if entropy else None
         return chosen, spread, distributions if distribution else None
 
     blocks = list(zip(torch.split(states, size), torch.split(targets, size), strict=True))
