@@ -20,9 +20,3 @@ def exact_match(prediction: str, answers: Iterable[str]) -> bool:
     """Whether a prediction equals any of the answers, both normalised."""
     found = normalise(prediction)
     return any(normalise(answer) == found for answer in answers)
-
-
-def contains_answer(text: str, answers: Iterable[str]) -> bool:
-    """Whether a text contains any of the answers, all normalised."""
-    found = normalise(text)
-    return any(normalise(answer) in found for answer in answers)
