@@ -78,7 +78,8 @@ class World:
 
     def wait(self) -> None:
         """Go on when all processes have come here."""
-        self.once(lambda: None)
+        if self.size > 1:
+            self._gather(None)
 
     def leave(self) -> None:
         """Part from the others when all are done.
