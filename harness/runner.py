@@ -80,6 +80,7 @@ def run(
     Returns the exit code: 0 if every cell is finished, 2 if all that failed are the user's to mend, else 1.
     """
     world, load = current_world(), partial(load_play, calls)
+    _require_one_way(recipe, jobs, cluster, world)
     console.quiet = console.quiet or not world.main
     cells = expand(recipe)
     missing = world.once(lambda: [cell for cell in cells if not cell_dir(directory, cell).finished])
@@ -91,16 +92,10 @@ def run(
         write_bytes(directory / "recipe.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False).encode())
     console.print(f"recipe {recipe.name}: {len(cells)} cells, {len(cells) - len(missing)} finished, in {directory}")
     if world.size > 1:
-        if cluster or jobs:
-            option = "--cluster" if cluster else "--jobs"
-            raise HarnessError(f"{option} spreads whole cells and accelerate launch shares one: use either, not both")
         return _run_together(missing, directory, load, len(cells) - len(missing), console, world)
     if cluster:
         from harness.cluster import on_ray  # what it imports is an extra
 
-        if recipe.needs.gpus > 1 and recipe.engine.kind == "local":
-            one = "one process trains a cell under --cluster, and uses one GPU"
-            raise HarnessError(f"needs.gpus={recipe.needs.gpus:g}: {one}; say needs.gpus=1, or use accelerate launch")
         place = on_ray(recipe.needs, directory, jobs, console, load)
     else:
         place = here(directory, jobs or cores(), load)
@@ -112,6 +107,16 @@ def run(
     if not failures:
         return 0
     return 2 if all(failure.user_error for failure in failures) else 1
+
+
+def _require_one_way(recipe: Recipe, jobs: int | None, cluster: bool, world: World) -> None:
+    """Raise HarnessError where cells cannot be spread as they are asked to be."""
+    if world.size > 1 and (cluster or jobs):
+        option = "--cluster" if cluster else "--jobs"
+        raise HarnessError(f"{option} spreads whole cells and accelerate launch shares one: use either, not both")
+    if cluster and recipe.needs.gpus > 1 and recipe.engine.kind == "local":
+        one = "one process trains a cell under --cluster, and uses one GPU"
+        raise HarnessError(f"needs.gpus={recipe.needs.gpus:g}: {one}; say needs.gpus=1, or use accelerate launch")
 
 
 def _run_together(
