@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 CHECKSUMS = "checksums.json"
 """The file that states the checksums of a directory; it is not one of its own."""
 
-Beginning = list[int | str]
+Beginning = tuple[int, str]
 """How long a file that only grows was, in bytes, and the SHA-256 of that much of it."""
 
 BLOCK = 1 << 20
@@ -25,7 +25,7 @@ class Stated(BaseModel):
 
     files: dict[str, str]
     base: dict[str, str]
-    journals: dict[str, tuple[int, str]]
+    journals: dict[str, Beginning]
 
 
 def files(directory: Path) -> list[str]:
@@ -60,7 +60,7 @@ def beginning(path: Path, length: int | None = None) -> Beginning | None:
         return None
     there = path.stat().st_size
     length = there if length is None else min(length, there)
-    return [length, checksum(path, length)]
+    return length, checksum(path, length)
 
 
 def difference(place: Path, wanted: Mapping[str, object], found: Mapping[str, object]) -> str:

@@ -212,7 +212,7 @@ class CellDir:
         found = (
             difference(path, stated.files, checksums(path))
             or difference(self.path, stated.base, self._base())
-            or difference(self.path, {name: list(value) for name, value in stated.journals.items()}, journals)
+            or difference(self.path, stated.journals, journals)
         )
         return f"checkpoint {update} is damaged: {found}" if found else ""
 
