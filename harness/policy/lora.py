@@ -155,8 +155,7 @@ def save_adapters(policy: LocalPolicy, directory: Path, base: str) -> None:
     settings = copy.copy(policy.model.peft_config[NAME])
     settings.base_model_name_or_path, settings.inference_mode = base, True
     settings.save_pretrained(str(directory))
-    named = {name.replace(f".{NAME}.", "."): weight for name, weight in _adapters(policy).items()}
-    tensors = {f"{PREFIX}{name}": weight.detach().cpu().contiguous() for name, weight in named.items()}
+    tensors = {name: weight.detach().cpu().contiguous() for name, weight in _adapters(policy).items()}
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
 
 
@@ -165,7 +164,7 @@ def load_adapters(policy: LocalPolicy, directory: Path) -> None:
     from safetensors.torch import load_file
 
     stored = load_file(directory / WEIGHTS, device=str(policy.device))
-    weights = {f"{PREFIX}{name.replace(f'.{NAME}.', '.')}": weight for name, weight in _adapters(policy).items()}
+    weights = _adapters(policy)
     if {name: tensor.shape for name, tensor in stored.items()} != {name: w.shape for name, w in weights.items()}:
         raise HarnessError(f"the adapters in {directory} do not fit this policy: another model, rank or targets")
     with torch.no_grad():
@@ -174,4 +173,6 @@ def load_adapters(policy: LocalPolicy, directory: Path) -> None:
 
 
 def _adapters(policy: LocalPolicy) -> dict[str, Tensor]:
-    return {name: weight for name, weight in policy.model.named_parameters() if re.search(r"\.lora_[A-Z]", name)}
+    """The adapters' weights by their names in peft's files."""
+    named = policy.model.named_parameters()
+    return {f"{PREFIX}{n.replace(f'.{NAME}.', '.')}": weight for n, weight in named if re.search(r"\.lora_[A-Z]", n)}
