@@ -242,11 +242,7 @@ def short(number: float) -> str:
 def _memory_table(recipe: Recipe, plan: Plan) -> Table:
     """Where the memory of the largest cell goes, as its recipe says and with one thing changed."""
     cell, size = plan.cell, plan.size
-    if size is None or cell.method is None:
-        name = cell.policy
-        variants = {"as the recipe says": cell}
-    else:
-        name, variants = cell.method.name, {"as the recipe says": cell}
+    name, variants = cell.method.name if cell.method else cell.policy, {"as the recipe says": cell}
     teacher = known_size(cell.teacher) if cell.teacher else None
     if cell.train:
         variants |= _memory_variants(cell, cell.train.gradient_checkpointing, cell.train.lora)

@@ -85,7 +85,7 @@ def _discard(node: Any, path: Sequence[str]) -> None:
 
 
 def deep_copy(value: Any) -> Any:
-    """Copy nested dicts and lists."""
+    """Copy nested dicts and lists; what YAML aliases share comes apart, so that changing one changes no other."""
     if isinstance(value, Mapping):
         return {key: deep_copy(item) for key, item in value.items()}
     return [deep_copy(item) for item in value] if isinstance(value, list) else value

@@ -78,11 +78,11 @@ def play(env: AgentEnv, task: Task, style: str | None, draw: Draw, console: Cons
         if answer is None:
             console.print(f"stopped: return {total:g}, score {info['score']:g}")
             return
-        action, readable = env.parse(answer)
+        action, parsed = env.parse(answer)
         turns.append(Turn(number, observation["text"], action))
         observation, reward, terminated, truncated, info = env.step(action)
         total += float(reward)
-        verdict = "" if readable and info["valid"] else "  not valid"
+        verdict = "" if parsed and info["valid"] else "  not valid"
         console.print(Text.assemble((action, "bold cyan"), f"  reward {float(reward):+g}", (verdict, "red")))
         if terminated or truncated:
             break
