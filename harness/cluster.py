@@ -38,7 +38,7 @@ TRIES = 3
 PATIENCE = 60.0
 """Seconds to wait for nodes: to answer at the start, or to come back when no node is left that has room."""
 FAREWELL = 5.0
-"""Seconds that cells have to close their environments when the run is ended."""
+"""Seconds that cells have to close their environments when the run is ended, and to be gone when they did not."""
 OBJECT_STORE = 80 * 2**20
 """Bytes of shared memory of a Ray started here. Almost nothing passes through it; Ray wants at least 75 MiB."""
 
@@ -153,13 +153,12 @@ class _Run:
             return None, f"Ray lost it ({first_line(error)})"
 
     def _end(self) -> None:
-        """End what still runs: politely, then not."""
+        """End what still runs, politely, then not; what has ended holds its cell no more."""
         left = list(self.running)
-        for task in left:
-            self.ray.cancel(task)
-        left = self.ray.wait(left, num_returns=len(left), timeout=FAREWELL)[1] if left else []
-        for task in left:
-            self.ray.cancel(task, force=True)
+        for force in (False, True):
+            for task in left:
+                self.ray.cancel(task, force=force)
+            left = self.ray.wait(left, num_returns=len(left), timeout=FAREWELL)[1] if left else []
 
 
 def capacity(nodes: Sequence[Mapping[str, Any]], needs: Needs) -> dict[str, int]:

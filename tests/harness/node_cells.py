@@ -43,7 +43,12 @@ def stub(trouble: str, config: CellConfig, cell: CellDir, report: Callable[[Prog
         logging.getLogger("harness.stub").warning("something odd")
         if trouble == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if trouble == "hang":
-            time.sleep(600)
+        if trouble in ("hang", "deaf"):
+            try:
+                time.sleep(600)
+            except KeyboardInterrupt:
+                if trouble == "hang":
+                    raise
+                time.sleep(600)
         time.sleep(1)
         cell.write_json("seen.json", {"gpus": os.environ["CUDA_VISIBLE_DEVICES"], "pid": os.getpid()})

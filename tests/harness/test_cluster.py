@@ -106,9 +106,10 @@ def test_a_process_that_always_dies_is_a_failure_in_the_end(joined: Any, toy: li
 
 
 @pytest.mark.slow
-def test_to_stop_listening_ends_the_cells(joined: Any, toy: list[CellConfig], tmp_path: Path) -> None:
-    """This is what Ctrl-C comes to."""
-    events = place(tmp_path, partial(load_stub, "hang"))(toy)
+@pytest.mark.parametrize("trouble", ["hang", "deaf"])
+def test_to_stop_listening_ends_the_cells(joined: Any, toy: list[CellConfig], tmp_path: Path, trouble: str) -> None:
+    """This is what Ctrl-C comes to, also for cells that do not heed it: they can be run again at once."""
+    events = place(tmp_path, partial(load_stub, trouble))(toy)
     heard = {cell.hash for cell, event in (next(events) for _ in range(4)) if isinstance(event, Progress)}
     assert heard == {cell.hash for cell in toy}
     holders = [int((cell_dir(tmp_path, cell).path / "lock").read_text().split()[0]) for cell in toy]
