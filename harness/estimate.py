@@ -109,7 +109,10 @@ def work_of(cell: CellConfig, lengths: Lengths, evaluation_tasks: int) -> Work:
     total = _evaluations(cell, lengths, evaluation_tasks)
     if cell.train is None or cell.method is None:
         return total
-    return total + _preparation(cell, lengths) + _update(cell, cell.method, cell.train, lengths) * cell.train.updates
+    total += _preparation(cell, lengths)
+    if not cell.train.updates:
+        return total
+    return total + _update(cell, cell.method, cell.train, lengths) * cell.train.updates
 
 
 def flops(cell: CellConfig, work: Work, size: Size, teacher: Size | None = None) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from harness.config import (
     EngineConfig,
     EnvConfig,
     EvalConfig,
+    ImitationConfig,
     LoraConfig,
     Stage1Config,
     TrainConfig,
@@ -35,6 +37,7 @@ from harness.config import (
 from harness.contracts import Prompt
 from harness.estimate import (
     ASSUMED,
+    LOGITS,
     Lengths,
     activation_bytes,
     adapter_parameters,
@@ -48,7 +51,7 @@ from harness.measured import measured_lengths, measured_rate
 from harness.methods import Reweighting, get_method
 from harness.policy.local import LocalPolicy
 from harness.policy.sizes import KNOWN, Size, size_in, size_of
-from harness.recipes import vary
+from harness.recipes import expand, load_recipe, vary
 from harness.store import CellDir
 
 LENGTHS = Lengths(10, prompt=100, answer=20, analysis_prompt=300, analysis_answer=40, kept=0.5, basis="by hand")
@@ -95,6 +98,25 @@ def test_seed_by_hand() -> None:
     assert work.scoring == pytest.approx(rows * (120 + 20) + 4 * 80 * 120)  # the skill is half of the analysis
     assert work.trained_tokens == rows * 20 + 6 * 2 * 40
     assert work.optimizer_steps == 15 + 2 * 2
+
+
+def test_an_external_teacher_costs_its_own_size() -> None:
+    config, large = cell("opd-teacher"), replace(SIZE, parameters=7000)
+    work = work_of(config, LENGTHS, 1)
+    assert flops(config, work, SIZE, large) - flops(config, work, SIZE) == pytest.approx(2 * 7000 * work.teacher)
+    extra = seconds(config, work, SIZE, ASSUMED, large) - seconds(config, work, SIZE, ASSUMED)
+    assert extra == pytest.approx(2 * 7000 * work.teacher / (ASSUMED.peak * ASSUMED.scoring))
+
+
+def test_imitation_alone_by_hand() -> None:
+    """3 x 2 episodes of 10 steps by the teacher, half of them successes, learned twice; no update."""
+    plan = ImitationConfig(tasks=3, attempts=2, epochs=2, batch=4)
+    config = cell("grpo", updates=0).model_copy(update={"imitation": plan})
+    work = work_of(config, LENGTHS, 0)
+    assert (work.episodes, work.sampling, work.teacher) == (6, 0, 60 * 120)
+    assert (work.trained_tokens, work.training) == (30 * 2 * 20, 30 * 2 * 120)
+    every = config.model_copy(update={"imitation": plan.model_copy(update={"episodes": "all"})})
+    assert work_of(every, LENGTHS, 0).trained_tokens == 60 * 2 * 20
 
 
 def test_what_changes_the_work() -> None:
@@ -181,6 +203,21 @@ def test_memory_by_hand() -> None:
     assert memory.peak == 4000 + 8000 + 4000 + max(memory.cache, 4000 + memory.activations)
     assert memory_of(cell("seed"), SIZE).teacher == 0
     assert memory_of(cell("opd-teacher"), SIZE, SIZE).teacher == 4000
+
+
+def test_memory_of_what_is_held_for_a_pass() -> None:
+    config = cell("grpo", token_budget=100)
+    assert memory_of(config, SIZE).activations == activation_bytes(SIZE, 100, False, False) + LOGITS
+    half = config.model_copy(update={"precision": "bfloat16"})
+    assert memory_of(half, SIZE).activations == activation_bytes(SIZE, 100, True, False) + 2 * (1000 - 400) + LOGITS
+
+
+def test_a_frozen_analyzer_is_held() -> None:
+    config, method = cell("seed", kl=0), get_method("seed")
+    assert method.teacher
+    frozen = method.model_copy(update={"teacher": method.teacher.model_copy(update={"analyzer": "start"})})
+    assert memory_of(config, SIZE).reference == 0
+    assert memory_of(config.model_copy(update={"method": frozen}), SIZE).reference == 4000
 
 
 def kept_bytes(policy: LocalPolicy) -> tuple[float, int]:
@@ -308,6 +345,24 @@ def test_dry_run_uses_what_was_measured(
     Path("results/gpu-check.json").write_text("{}")
     assert cli.main(["run", "paper/ezpoints", "--dry-run"]) == 2
     assert "does not hold a GPU check" in capsys.readouterr().err
+
+
+def test_what_is_finished_is_not_missing() -> None:
+    work = work_of(cell("grpo"), LENGTHS, 1)
+    plan = dry_run.Plan(cell("grpo"), False, work, LENGTHS, "", SIZE, flops=1e9, hours=2.0)
+    table = dry_run._estimates_table([plan, replace(plan, finished=True)])
+    last = [list(column.cells)[-1] for column in table.columns]
+    assert last[:3] == ["all that is missing", "1", dry_run.short(work.episodes)]
+    assert last[-3:] == ["1G", "-", "2"]
+
+
+def test_hours_at_the_speed_of_finished_cells_hold_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dry_run, "measured_rate", lambda alike: 1e9)
+    recipe = load_recipe("quick", ["envs=[EZPoints-v1]", "methods=[grpo]", "baselines=[]", "seeds=[0]"])
+    plan = next(plan for plan in dry_run.plans_of(recipe, expand(recipe), tmp_path) if plan.cell.train)
+    assert plan.size
+    assert plan.flops
+    assert plan.hours == pytest.approx((plan.flops + 2 * plan.size.parameters * plan.work.evaluation) / 1e9 / 3600)
 
 
 def test_counts_are_short() -> None:
