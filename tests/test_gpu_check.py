@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import pytest
 import torch
 
 from harness.config import CellConfig, EnvConfig
@@ -44,8 +46,31 @@ def test_runs_on_a_cpu(tmp_path: Path) -> None:
         assert set(model["update_tokens_per_second"]) == {"all weights", "adapters"}
         assert 0 <= model["rounding"]["batch, float32"] < 1e-4
         assert 0 < model["rounding"]["bfloat16, mean"] < 0.1
-        assert all(0 < share < 1 for share in model["share_of_peak"].values())
+        shares, peak = model["share_of_peak"], report["peak_flops"] / model["parameters"]
+        assert all(0 < share < 1 for share in shares.values())
+        assert shares["training"] == pytest.approx(6 * model["update_tokens_per_second"]["all weights"] / peak)
+        assert shares["scoring"] == pytest.approx(2 * model["scoring_tokens_per_second"] / peak)
     assert "| scored tokens/s |" in out.with_suffix(".md").read_text()
+
+
+@pytest.mark.parametrize(("gap", "code"), [(1e-4, 0), (1e-2, 1)])
+def test_what_is_wrong_or_missing_is_told(
+    gap: float, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, out = script(), tmp_path / "check.json"
+
+    def check(name: str, bench: Any, peak: float) -> Any:
+        kinds = ("sampling", "scoring", "training") if name == "Qwen3-0.6B" else ("sampling",)
+        return module.Result(name, share_of_peak=dict.fromkeys(kinds, 0.1), rounding={"batch, float32": gap})
+
+    monkeypatch.setattr(module, "check", check)
+    monkeypatch.setattr(module, "matrix_peak", lambda bench: 1e12)
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--size", "tiny", "--out", str(out)])
+    assert module.main() == code
+    report = json.loads(out.read_text())
+    told = [[model["name"] for model in report[part]] for part in ("models", "incomplete")]
+    assert told == [["Qwen3-0.6B"], ["Qwen2.5-VL-3B"]]
 
 
 def test_estimates_read_it(tmp_path: Path) -> None:

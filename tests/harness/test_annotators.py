@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_endpoint import Endpoint, Reply, rejects, says, serving, text_of
 from toy_cells import run_toy, toy_config, toy_episodes, toy_policy
@@ -14,9 +15,10 @@ from toy_envs import Doors
 from harness.annotators import TEMPERATURES, Annotations, annotate, answers_directory
 from harness.cards import Ledger
 from harness.config import CellConfig
-from harness.contracts import Episode, HarnessError, Response, StopReason
+from harness.contracts import Episode, HarnessError, Prompt, Response, StopReason
 from harness.methods import get_method
-from harness.policy.answers import Answers
+from harness.policy.answers import Answers, question
+from harness.policy.base import Request, Sampling
 from harness.reporting.report import read, tables, write_report
 from harness.skills import skill_answer
 from harness.store import CellDir
@@ -292,3 +294,16 @@ def test_without_an_analyst_there_is_nothing_to_price(directory: Path, tmp_path:
 def test_a_cell_on_its_own_keeps_its_answers_itself(tmp_path: Path) -> None:
     assert answers_directory(tmp_path / "cells" / "abc") == tmp_path / "annotations"
     assert answers_directory(tmp_path / "abc") == tmp_path / "abc" / "annotations"
+
+
+def test_whatever_an_answer_depends_on_makes_another_question() -> None:
+    def asked(
+        text: str = "a", images: Any = (), key: int = 0, heat: float = 0.0, most: int = 9, model: str = "m"
+    ) -> str:
+        return question(model, Request(Prompt(text, images), (key,)), Sampling(heat, most))
+
+    black, white = (np.full((28, 28, 3), shade, np.uint8) for shade in (0, 255))
+    pictured = [asked("<image>", (black,)), asked("<image>", (white,))]
+    found = [asked(), asked("b"), asked(key=1), asked(heat=0.7), asked(most=8), asked(model="n"), *pictured]
+    assert len(set(found)) == len(found)
+    assert asked() == found[0]

@@ -21,11 +21,13 @@ from toy_envs import Doors, troubled
 from harness.cards import Ledger
 from harness.config import CellConfig, EnvConfig, EvalConfig, Stage1Config, TrainConfig
 from harness.contracts import HarnessError, Panel
+from harness.methods import get_method
 from harness.pool import EnvPool
 from harness.records import finished_cell
 from harness.reporting.frames import read_cells
 from harness.runner import attempt, load_play
 from harness.seed import fine_tune
+from harness.skipping import Skips, likely_cause
 from harness.store import CellDir, cell_dir
 from harness.trainer import Trainer
 
@@ -347,6 +349,29 @@ def test_a_gradient_that_is_never_finite_ends_the_cell_with_its_likely_cause(
     assert one == two
     monkeypatch.setattr(Trainer, "_loss", loss)
     assert run_toy(config, tmp_path).finished
+
+
+def test_only_steps_in_a_row_count() -> None:
+    skips, bad = Skips(limit=2, exploding=10.0), torch.tensor(float("nan"))
+    assert [skips.steps(norm, "here", str) for norm in (bad, torch.tensor(1.0), bad)] == [False, True, False]
+    with pytest.raises(HarnessError, match="here: 2 optimizer steps in a row"):
+        skips.steps(bad, "here", str)
+
+
+def test_the_count_of_steps_left_out_survives_a_checkpoint() -> None:
+    config = TrainConfig(updates=1, kl=0.0)
+    one, other = (Trainer(toy_policy(), get_method("grpo"), config, seed=0) for _ in range(2))
+    one.skips.in_a_row = 3
+    other.load_state(one.state())
+    assert other.skips.in_a_row == 3
+
+
+def test_weights_that_are_not_finite_are_named() -> None:
+    policy = toy_policy()
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=1e-3)
+    with torch.no_grad():
+        next(policy.model.parameters()).view(-1)[0] = float("nan")
+    assert likely_cause(optimizer).startswith("the weights themselves are not finite")
 
 
 def test_fine_tuning_skips_and_stops_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from toy_cells import run_toy, toy_config, toy_policy
 from toy_policies import GREEDY, SAMPLED, picture, requests_for, toy_text_policy, toy_tokenizer
 
 from harness.cards import Ledger
-from harness.config import CellConfig, EngineConfig, LoraConfig, Recipe
+from harness.config import CellConfig, EngineConfig, LoraConfig, Recipe, TrainConfig
 from harness.contracts import HarnessError, Prompt
 from harness.methods import get_method
 from harness.policy.base import Request, Sampling
@@ -147,6 +147,16 @@ def test_the_gap_and_its_correction_by_hand() -> None:
     assert new[0].correction is None
     assert set(statistics) == {"sampler/gap", "sampler/gap_max", "sampler/kl"}
     assert rescored(rows, {}, VLLM) == (rows, {})
+    _, below = rescored([row(Prompt("a"), (1, 2), (-1.0, -2.0))], {0: torch.tensor([-4.0, -1.5])}, VLLM)
+    assert below["sampler/gap_max"] == 3.0
+
+
+def test_scoring_again_is_charged() -> None:
+    policy, ledger = toy_policy(), Ledger()
+    trainer = Trainer(policy, get_method("grpo"), TrainConfig(updates=1, kl=0.0), seed=0)
+    one = row(Prompt("a"), (30, 31), (-1.0, -1.0))
+    trainer.rescore([one], VLLM, ledger)
+    assert ledger.flops == 2.0 * policy.parameters * (policy.prompt_tokens(one.prompt) + 2)
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.5])

@@ -11,10 +11,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from harness.contracts import AgentEnv, HarnessError, Prompt
+from harness.contracts import AgentEnv, HarnessError, Prompt, Speed
 from harness.naive import NaivePolicy, full_logits_scores
 from harness.perf import rollout, update
-from harness.perf.measure import Measurement, main, peak_megabytes
+from harness.perf.measure import Measurement, Result, Settings, main, peak_megabytes
 from harness.perf.memory import BUDGET, UPDATE_ROWS, update_peak
 from harness.perf.phases import Phases
 from harness.policy.base import Request, Sampling
@@ -163,3 +163,34 @@ def test_engine_that_is_missing_is_named_and_skipped(monkeypatch: pytest.MonkeyP
     text = io.StringIO()
     assert main("engine", "tiny", 8, Console(file=text, width=120)) == 0
     assert "engine ALFWorld-v1 not measured: not installed" in text.getvalue()
+
+
+def measured(part: Iterator[Result]) -> Measurement:
+    (found,) = [result for result in part if isinstance(result, Measurement)]
+    return found
+
+
+@pytest.mark.usefixtures("only_ezpoints")
+def test_ours_is_ours_in_rollout(policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout, "cpu_seconds", iter([0.0, 1.0, 1.0, 1001.0]).__next__)
+    found = measured(rollout.rollout_speed(Settings(policy.spec, 8), lambda text: None))
+    assert found.ours > found.reference
+    assert (found.goal, found.direction) == (rollout.ROLLOUT_GOAL, "at least")
+
+
+@pytest.mark.usefixtures("only_ezpoints")
+def test_ours_is_ours_in_update(policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    totals = iter([5.0, 4.0])  # SEED's, then GRPO's
+    monkeypatch.setattr(Phases, "total", lambda self: next(totals))
+    found = measured(update.update_cost(Settings(policy.spec, 8), lambda text: None))
+    assert (found.ours, found.reference) == (5.0, 4.0)
+    assert (found.goal, found.direction) == (update.UPDATE_GOAL, "at most")
+
+
+@pytest.mark.parametrize(("ours", "code"), [(9.0, 0), (1.0, 1)])
+def test_a_missed_goal_is_an_exit_code(ours: float, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.perf.engine.registered", lambda group: ["ALFWorld-v1"])
+    monkeypatch.setattr(env_class("ALFWorld-v1"), "benchmark", lambda self: [Speed("steps", ours, 2.0, 4.0)])
+    text = io.StringIO()
+    assert main("engine", "tiny", 8, Console(file=text, width=120)) == code
+    assert "≥ 4" in text.getvalue()

@@ -330,3 +330,20 @@ def test_micro_batches_hold_every_row_within_the_budget(tiny):
         assert len(part) == 1 or len(distinct) * longest <= 400
     assert tiny.plan_micro_batches(rows, 1) != []
     assert tiny.plan_micro_batches([], 400) == []
+
+
+def test_blocks_of_the_head_change_neither_scores_nor_gradients(
+    tiny: LocalPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = requests_for(tiny, 6)
+    rows = rows_of(requests, tiny.generate(requests, SAMPLED))
+    found = []
+    for at_once in (score_module.LOGITS_AT_ONCE, 5 * tiny.vocabulary):
+        monkeypatch.setattr("harness.policy.local.LOGITS_AT_ONCE", at_once)
+        tiny.model.zero_grad()
+        scores = tiny.score(rows, entropy=True, distribution=True)
+        parts = (scores.logprobs, scores.require_entropy(), scores.require_distribution())
+        (parts[0].sum() + parts[1].sum() + parts[2][:, 20].sum()).backward()
+        found.append([*(part.detach() for part in parts), *(p.grad.clone() for p in tiny.model.parameters())])
+    for whole, blocks in zip(*found, strict=True):
+        torch.testing.assert_close(blocks, whole, atol=1e-3, rtol=1e-3)

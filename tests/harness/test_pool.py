@@ -10,7 +10,7 @@ import pytest
 from toy_envs import DOORS, Doors, troubled
 
 from harness.contracts import HarnessError, Task
-from harness.pool import EnvPool, State
+from harness.pool import EnvPool, State, _observe
 from harness.registry import make_env
 
 ENV = "toy_envs:Doors"
@@ -170,3 +170,12 @@ def test_an_unknown_option_is_named_in_one_line() -> None:
     assert "did you mean 'max_steps'" in state.error
     with pytest.raises(HarnessError, match="cannot load"):
         make_env("toy_envs:Windows")
+
+
+@pytest.mark.parametrize("field", ["reward", "score"])
+def test_numbers_that_are_not_finite_are_errors(field: str) -> None:
+    numbers = {"reward": 0.0, "score": 0.0, field: float("nan")}
+    info = {"valid": True, "success": False, "score": numbers["score"], "admissible": ()}
+    result = ({"text": "", "images": ()}, numbers["reward"], False, False, info)
+    with pytest.raises(ValueError, match=f"the environment's {field} is nan"):
+        _observe(Doors(), result, want_expert=False)

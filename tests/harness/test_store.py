@@ -257,3 +257,31 @@ def test_a_replaced_file_is_whole(tmp_path: Path) -> None:
     write_bytes(tmp_path / "a.json", b"one")
     write_bytes(tmp_path / "a.json", b"two")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a.json", b"two")]
+
+
+def test_an_ended_claim_is_gone_even_without_an_heir(cell: CellDir) -> None:
+    writes: list[Callable[[], None]] = [
+        lambda: cell.append("metrics.jsonl", {}),
+        lambda: cell.rewrite("metrics.jsonl", []),
+        lambda: cell.rewind(None),
+        lambda: cell.write_json("config.json", {}),
+        lambda: cell.finish({}),
+    ]
+    with cell.lock():
+        cell.append("metrics.jsonl", {"by": "lost"})
+        end_claim(cell.path)
+        for write in writes:
+            with pytest.raises(HarnessError, match="was taken from this process"):
+                write()
+    assert cell.records("metrics.jsonl") == [{"by": "lost"}]
+
+
+def test_a_claim_lost_while_a_checkpoint_is_filled_leaves_none(cell: CellDir) -> None:
+    def write_late() -> None:
+        with cell.checkpoint(1) as directory:
+            (directory / "weights").write_text("late")
+            end_claim(cell.path)
+
+    with cell.lock(), pytest.raises(HarnessError, match="was taken"):
+        write_late()
+    assert not (cell.path / "checkpoints" / "1").exists()

@@ -113,6 +113,8 @@ def same(found: Outcome, expected: Outcome) -> None:
     for ours, theirs in zip(found.metrics, expected.metrics, strict=True):
         for name in [name for name in theirs if name.startswith("loss/")]:
             assert ours[name] == pytest.approx(theirs[name], abs=1e-6), name
+        # Clipped gradients hide their size from the weights, and so few steps hide much from both.
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
         times = ("wall_seconds", "cpu_seconds")
         assert {k: v for k, v in ours["ledger"].items() if k not in times} == {
             k: v for k, v in theirs["ledger"].items() if k not in times
@@ -135,7 +137,8 @@ def test_two_processes_equal_one(alone: Outcome, launch: list[str], tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_two_killed_processes_are_continued_by_one(alone: Outcome, tmp_path: Path) -> None:
+@pytest.mark.parametrize("heir", [None, LAUNCH["fsdp2"]], ids=["by one", "by two"])
+def test_two_killed_processes_are_continued(alone: Outcome, tmp_path: Path, heir: list[str] | None) -> None:
     """A checkpoint of shared-out weights and optimizer state is one of whole weights and state."""
     process = start(tmp_path, LAUNCH["fsdp2"], ["-m", "harness"])
     limit = time.monotonic() + 200
@@ -145,7 +148,7 @@ def test_two_killed_processes_are_continued_by_one(alone: Outcome, tmp_path: Pat
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    same(run(tmp_path), alone)
+    same(run(tmp_path, heir), alone)
 
 
 def test_onlookers_write_nothing(tmp_path: Path) -> None:

@@ -101,6 +101,14 @@ def test_first_values_are_a_function_of_their_key(policy):
     assert not torch.equal(a, c)
 
 
+def test_alpha_over_rank_scales_what_adapters_add(policy):
+    """RANK_4 has alpha 8."""
+    layer = with_adapters(policy).adapters[0]
+    with torch.no_grad():
+        layer.lora_B[NAME].weight.normal_()
+    torch.testing.assert_close(layer.get_delta_weight(NAME), 2 * layer.lora_B[NAME].weight @ layer.lora_A[NAME].weight)
+
+
 def test_targets(policy):
     """The decoder's alone: never the vision tower, the embeddings or the head."""
     layers = len(policy.model.get_decoder().layers)
