@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from harness.contracts import HarnessError
 from harness.store import CellDir, Checkpoint
 
 T = TypeVar("T")
@@ -147,9 +148,19 @@ def _buckets(parameters: Sequence[Any]) -> Iterator[list[Any]]:
 
 @cache
 def current_world() -> World:
-    """The processes that this one was started with; itself alone unless a launcher says otherwise."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    """The processes that this one was started with; itself alone unless a launcher says otherwise.
+
+    Raises HarnessError for environment variables that no launcher sets: who waits for such processes waits for hours.
+    """
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size == "1":
         return World()
+    rank = os.environ.get("RANK", "")
+    if not (size.isdecimal() and rank.isdecimal() and int(rank) < int(size) and "MASTER_ADDR" in os.environ):
+        raise HarnessError(
+            f"WORLD_SIZE={size} and RANK={rank} are not those of accelerate launch; unset them, or start it by "
+            "accelerate launch -m harness run RECIPE"
+        )
     import torch
     from accelerate import PartialState
 

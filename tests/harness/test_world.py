@@ -17,8 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from harness.contracts import HarnessError
 from harness.store import CellDir
-from harness.world import Onlooker, World, directory_of
+from harness.world import Onlooker, World, current_world, directory_of
 
 CELL = [
     *("quick", "envs=[Sokoban-v1]", "methods=[seed]", "baselines=[]", "seeds=[0]"),
@@ -149,6 +150,14 @@ def test_two_killed_processes_are_continued(alone: Outcome, tmp_path: Path, heir
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     same(run(tmp_path, heir), alone)
+
+
+@pytest.mark.parametrize("setting", [{"WORLD_SIZE": "abc"}, {"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "5"}])
+def test_what_no_launcher_sets_is_refused(setting: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555", **setting}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(HarnessError, match="not those of accelerate launch"):
+        current_world.__wrapped__()
 
 
 def test_onlookers_write_nothing(tmp_path: Path) -> None:
