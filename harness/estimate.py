@@ -322,12 +322,12 @@ def _frozen_bytes(size: Size, bf16: bool) -> float:
 
 
 def _cache_bytes(cell: CellConfig, size: Size) -> float:
-    """Keys and values in float32, of prompts once more than answers need them."""
+    """Keys and values in the cell's precision, of prompts once more than answers need them."""
     env = cell.env
     flying = max(cell.eval.batch, cell.train.tasks * cell.train.group if cell.train else 0)
     rows = max(1, min(flying, GENERATION_BUDGET // env.max_prompt_tokens))
     tokens = rows * (2 * env.max_prompt_tokens + env.max_response_tokens)
-    return 4.0 * 2 * size.layers * size.keys * tokens
+    return (2.0 if cell.precision == "bfloat16" else 4.0) * 2 * size.layers * size.keys * tokens
 
 
 # --------------------------------------------------------------------------------------------------- hours

@@ -209,6 +209,7 @@ def test_memory_of_what_is_held_for_a_pass() -> None:
     config = cell("grpo", token_budget=100)
     assert memory_of(config, SIZE).activations == activation_bytes(SIZE, 100, False, False) + LOGITS
     half = config.model_copy(update={"precision": "bfloat16"})
+    assert memory_of(half, SIZE).cache == memory_of(config, SIZE).cache / 2
     assert memory_of(half, SIZE).activations == activation_bytes(SIZE, 100, True, False) + 2 * (1000 - 400) + LOGITS
 
 
