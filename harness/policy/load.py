@@ -183,6 +183,9 @@ def load_local(spec: str, device: str = "", rounded: bool = False) -> LocalPolic
     wrong = sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])])
     if wrong:
         raise HarnessError(f"the weights in {directory} do not fit its config.json, e.g. {wrong[0]}")
+    bad = next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None)
+    if bad is not None:
+        raise HarnessError(f"the weights in {directory} are not finite, e.g. {bad}")
     check_architecture(model)
     if rounded:
         hold_rounded(model)
