@@ -140,6 +140,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=7.0, help="time in all (default 7)")
     parser.add_argument("--out", type=Path, help="default results/gpu-check.json, or gpu-check-tiny.json")
     options = parser.parse_args()
+    if not 0 < options.minutes < float("inf"):
+        parser.error(f"--minutes must be a number above 0, not {options.minutes:g}")
     out: Path = options.out or Path(f"results/gpu-check{'' if options.size == 'full' else '-tiny'}.json")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu":

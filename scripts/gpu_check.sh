@@ -9,4 +9,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
-exec "${PYTHON:-python}" scripts/gpu_check.py "$@"
+[ -x .venv/bin/python ] && own=.venv/bin/python || own=python
+exec "${PYTHON:-$own}" scripts/gpu_check.py "$@"
