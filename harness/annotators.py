@@ -99,7 +99,7 @@ def annotate(
         if episode.steps and episode.counted
     }
     repeated, spent = 0, [0, 0]
-    endpoint = ApiPolicy(f"{PREFIX}{annotator}", calls)
+    endpoint = ApiPolicy(f"{PREFIX}{annotator.removeprefix(PREFIX)}", calls)
     for attempt, temperature in enumerate(TEMPERATURES):
         repeated += len(prompts) if attempt else 0
         found = ask(endpoint, prompts, Sampling(temperature, max_tokens), attempt, answers)

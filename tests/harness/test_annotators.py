@@ -296,6 +296,23 @@ def test_a_cell_on_its_own_keeps_its_answers_itself(tmp_path: Path) -> None:
     assert answers_directory(tmp_path / "abc") == tmp_path / "abc" / "annotations"
 
 
+def test_the_prefix_of_endpoints_is_no_part_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    class Seen(Exception):
+        pass
+
+    def endpoint(spec: str, calls: Any) -> None:
+        made.append(spec)
+        raise Seen
+
+    monkeypatch.setattr("harness.annotators.ApiPolicy", endpoint)
+    for annotator in ("m@http://localhost:1/v1", "api:m@http://localhost:1/v1"):
+        with pytest.raises(Seen):
+            annotate(toy_episodes(1), annotator, Doors())
+    assert made == ["api:m@http://localhost:1/v1"] * 2
+
+
 def test_whatever_an_answer_depends_on_makes_another_question() -> None:
     def asked(
         text: str = "a", images: Any = (), key: int = 0, heat: float = 0.0, most: int = 9, model: str = "m"
