@@ -81,7 +81,12 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("recipe", help="name (harness list recipes) or path of a YAML file")
     run.add_argument("overrides", nargs="*", metavar="key=value", help="settings that differ from the recipe's")
     run.add_argument("--out", type=Path, metavar="DIR", help="where cells and report go (default results/RECIPE)")
-    run.add_argument("--jobs", type=_count, metavar="N", help="cells run at once (default: processor cores)")
+    run.add_argument(
+        "--jobs",
+        type=_count,
+        metavar="N",
+        help="cells run at once (default: processor cores, or what fits into the cluster)",
+    )
     run.add_argument(
         "--cluster",
         choices=["ray"],
@@ -104,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--panel-size", type=_count, metavar="N", help="its first N tasks (default all)")
     evaluate.add_argument("--episodes-per-task", type=_count, default=1, metavar="N", help="attempts (default 1)")
     evaluate.add_argument("--temperature", type=float, default=0.4, metavar="T", help="0 is greedy (default 0.4)")
-    evaluate.add_argument("--seed", type=int, default=0, metavar="S", help="seed of all sampling (default 0)")
+    evaluate.add_argument("--seed", type=_seed, default=0, metavar="S", help="seed of all sampling (default 0)")
     evaluate.add_argument("--max-steps", type=_count, metavar="N", help="step limit (default: the environment's)")
     evaluate.add_argument(
         "--history", type=int, metavar="K", help="past turns in a prompt (default: the environment's)"
@@ -222,6 +227,12 @@ def _count(text: str) -> int:
     return int(value)
 
 
+def _seed(text: str) -> int:
+    if not (text.isdecimal() and int(text) < 2**63):
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2^63 - 1, not {text!r}")
+    return int(text)
+
+
 def _positive(text: str) -> float:
     value = _number(text)
     if not 0 < value < float("inf"):
@@ -293,10 +304,11 @@ def _new_env(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from harness.policy.api import Calls
     from harness.recipes import load_recipe
-    from harness.runner import run
+    from harness.runner import require_one_way, run
 
     recipe = load_recipe(options.recipe, options.overrides)
     directory = options.out or Path("results") / recipe.name
+    require_one_way(recipe, options.jobs, options.cluster is not None)
     if options.dry_run:
         from harness import dry_run
 

@@ -1,4 +1,4 @@
-"""What ``--help`` shows beneath the options of each command: examples that work as they stand."""
+"""What ``--help`` shows beneath the options of each command: examples, with names such as my_recipe to fill in."""
 
 TOP = """\
 a first session:

@@ -80,7 +80,10 @@ def run(
     Returns the exit code: 0 if every cell is finished, 2 if all that failed are the user's to mend, else 1.
     """
     world, load = current_world(), partial(load_play, calls)
-    _require_one_way(recipe, jobs, cluster, world)
+    if recipe.engine.kind != "local":
+        from harness.policy.engines import check_engine
+
+        check_engine(world.size)
     console.quiet = console.quiet or not world.main
     cells = expand(recipe)
     missing = world.once(lambda: [cell for cell in cells if not cell_dir(directory, cell).finished])
@@ -109,9 +112,9 @@ def run(
     return 2 if all(failure.user_error for failure in failures) else 1
 
 
-def _require_one_way(recipe: Recipe, jobs: int | None, cluster: bool, world: World) -> None:
+def require_one_way(recipe: Recipe, jobs: int | None, cluster: bool) -> None:
     """Raise HarnessError where cells cannot be spread as they are asked to be."""
-    if world.size > 1 and (cluster or jobs):
+    if current_world().size > 1 and (cluster or jobs):
         option = "--cluster" if cluster else "--jobs"
         raise HarnessError(f"{option} spreads whole cells and accelerate launch shares one: use either, not both")
     if cluster and recipe.needs.gpus > 1 and recipe.engine.kind == "local":
