@@ -70,6 +70,11 @@ class Plan:
     speed: Speed | None = None
     rate: float | None = None
 
+    @property
+    def uncounted(self) -> bool:
+        """Whether nobody knows how many episodes its evaluations have."""
+        return bool(self.absent) and not self.cell.eval.panel_size
+
 
 def show(recipe: Recipe, directory: Path, console: Console) -> None:
     """Print the cells of a recipe, what each will take, and why we think so. Raises HarnessError for a bad recipe."""
@@ -203,12 +208,14 @@ def _estimates_table(plans: Sequence[Plan]) -> Table:
             if place == env_id:
                 one = same[0]
                 memory = one.memory.peak / 1e9 if one.memory else None
-                table.add_row(f"  {name}", str(len(same)), *_numbers(one.work, one.flops, memory, one.hours))
+                table.add_row(
+                    f"  {name}", str(len(same)), *_numbers(one.work, one.flops, memory, one.hours, one.uncounted)
+                )
     missing = [plan for plan in plans if not plan.finished]
     total = sum((plan.work for plan in missing), Work())
-    table.add_row(
-        "all that is missing", str(len(missing)), *_numbers(total, _sum(missing, "flops"), None, _sum(missing, "hours"))
-    )
+    uncounted = any(plan.uncounted for plan in missing)
+    sums = _numbers(total, _sum(missing, "flops"), None, _sum(missing, "hours"), uncounted)
+    table.add_row("all that is missing", str(len(missing)), *sums)
     return table
 
 
@@ -217,10 +224,16 @@ def _sum(plans: Sequence[Plan], name: str) -> float | None:
     return sum(values) if values else None
 
 
-def _numbers(work: Work, floating: float | None, memory: float | None, hours: float | None) -> list[str]:
+def _numbers(
+    work: Work, floating: float | None, memory: float | None, hours: float | None, uncounted: bool
+) -> list[str]:
+    """The cells of a line; where evaluations are ``uncounted``, what they are part of is a lower bound."""
+    least = "≥" if uncounted else ""
     counts = [short(getattr(work, name)) for name in COLUMNS]
+    counts[-1] = least + counts[-1]
     counts.append("-" if floating is None else short(floating))
-    return [*counts, *("-" if value is None else decimal(value) for value in (memory, hours))]
+    told = ["-" if value is None else decimal(value) for value in (memory, hours)]
+    return [*counts, told[0], least * (hours is not None) + told[1]]
 
 
 def decimal(number: float) -> str:
@@ -298,7 +311,7 @@ def _basis(recipe: Recipe, plans: Sequence[Plan]) -> list[str]:
         if largest > gpu.memory:
             lines.append(
                 f"the largest cell needs {largest / 1e9:,.0f} GB, and {gpu.name} has {gpu.memory / 1e9:,.0f}: "
-                "split it over GPUs (FSDP2), train adapters (train.lora={}), or lower train.token_budget"
+                "the table of its memory shows what fits (train.lora={}; more GPUs under FSDP2)"
             )
     lines.append("FLOPs as in the ledger: 2 x parameters x tokens forward, 6 x trained (LoRA 4 x), without evaluations")
     specs = dict.fromkeys(spec for plan in plans for spec in (plan.cell.policy, plan.cell.teacher) if spec)
@@ -328,7 +341,7 @@ def _basis(recipe: Recipe, plans: Sequence[Plan]) -> list[str]:
             "hours: needs.gpus is 0; they are told for GPUs, e.g. needs.gpus=1, or once a cell has finished here"
         )
     elif hours is not None and recipe.needs.gpus > 1:
-        lines.append(
-            f"{hours:,.0f} GPU hours are {hours / recipe.needs.gpus:,.0f} hours on {recipe.needs.gpus:g} GPUs kept busy"
-        )
+        least = "at least " if any(plan.uncounted for plan in plans if not plan.finished) else ""
+        shared = f"{hours / recipe.needs.gpus:,.0f} hours on {recipe.needs.gpus:g} GPUs kept busy"
+        lines.append(f"{least}{hours:,.0f} GPU hours are {shared}")
     return lines
