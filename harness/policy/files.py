@@ -12,6 +12,7 @@ from harness.contracts import HarnessError
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PROCESSOR = "processor_config.json"
+TOKENIZER = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
 OLD_TEMPLATE = "chat_template.json"
 """Where vision-language models used to keep it."""
@@ -21,11 +22,24 @@ MODEL_FILES = (".safetensors", ".json", ".jinja", ".txt", ".model")
 def check_model_files(directory: Path) -> None:
     """Raise HarnessError, naming the file, where a model directory is incomplete or damaged."""
     config = read_json(directory, "config.json")
-    read_json(directory, "tokenizer.json")
+    if "model" not in read_json(directory, "tokenizer.json"):
+        raise HarnessError(f"{directory / 'tokenizer.json'} is damaged: it holds no tokenizer")
+    _check_template(directory)
     if "vision_config" in config:
         _check_image_processor(directory)
     for path in weight_files(directory):
         tensors_in(path)
+
+
+def _check_template(directory: Path) -> None:
+    """A chat template lies in a file of its own or in the tokenizer's configuration."""
+    if (directory / TEMPLATE).is_file() or (directory / OLD_TEMPLATE).is_file():
+        return
+    settings = directory / TOKENIZER
+    if not (settings.is_file() and read_json(directory, TOKENIZER).get("chat_template")):
+        raise HarnessError(
+            f"{directory} has no chat template ({TEMPLATE}, or in {TOKENIZER}); choose an instruct model"
+        )
 
 
 def _check_image_processor(directory: Path) -> None:

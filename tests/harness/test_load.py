@@ -80,6 +80,8 @@ def wider(config):
         ("model.safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00{}", "header is cut off"),
         ("model.safetensors", b"\x02\x00\x00\x00\x00\x00\x00\x00[]", "header cannot be read"),
         ("preprocessor_config.json", None, "preprocessor_config.json is missing"),
+        ("tokenizer.json", b"{}", "tokenizer.json is damaged: it holds no tokenizer"),
+        ("chat_template.jinja", None, "model has no chat template"),
     ],
 )
 def test_broken_directories_are_named_before_a_model_loads(tiny, tmp_path, name, content, message):
@@ -91,10 +93,18 @@ def test_broken_directories_are_named_before_a_model_loads(tiny, tmp_path, name,
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "content"), [("config.json", wider), ("tokenizer.json", b"{}")])
-def test_directories_that_do_not_fit_together_are_refused(tiny, tmp_path, name, content):
+def test_weights_that_are_not_finite_are_refused(tokenizer, tmp_path):
+    policy = new_tiny(tokenizer, seed=0)
+    with torch.no_grad():
+        policy.model.get_input_embeddings().weight[3, 4] = torch.nan
+    policy.save(tmp_path / "model")
+    with pytest.raises(HarnessError, match=r"model are not finite, e.g. .*embed_tokens.weight"):
+        load_local(str(tmp_path / "model"))
+
+
+def test_weights_that_do_not_fit_their_configuration_are_refused(tiny, tmp_path):
     tiny.save(tmp_path / "model")
-    damage(tmp_path / "model", name, content)
+    damage(tmp_path / "model", "config.json", wider)
     with pytest.raises(HarnessError) as caught:
         load_local(str(tmp_path / "model"))
     assert "\n" not in str(caught.value)
