@@ -80,6 +80,8 @@ def packaged_files(folder: str, ending: str) -> dict[str, Path]:
 def find_file(what: str, name: str, known: Mapping[str, Path]) -> Path:
     """The file that a packaged name or a path means; HarnessError with the nearest name if there is none."""
     path = known.get(name, Path(name))
+    if os.path.isdir(path):
+        raise HarnessError(f"{path} is a directory; name a {what} file in it")
     if not os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
         raise HarnessError(f"no such {what} file: {name}") if path.suffix else unknown(what, name, known)
     return path

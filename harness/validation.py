@@ -33,6 +33,8 @@ def validate(model: type[Model], data: Any, where: str) -> Model:
             raise HarnessError(f"{at}: {unknown('setting', place[-1], owner.model_fields)}") from error
         value = "" if first["type"] == "missing" else _shown(first["input"])
         message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "model_type":
+            message = f"expected settings: {', '.join(list(owner.model_fields)[:3])}, ..."
         at = ": ".join((where, ".".join(place))) if place else where
         raise HarnessError(f"{at}: {message[0].lower()}{message[1:]}{value}") from error
     except ValueError as error:  # half a surrogate pair, a number of thousands of digits, a list within itself

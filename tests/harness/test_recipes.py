@@ -229,6 +229,11 @@ def test_a_shared_override_wins_over_environments_and_methods(small: str) -> Non
     }
 
 
+def test_a_directory_is_no_recipe(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="is a directory; name a recipe file in it"):
+        load_recipe(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -254,6 +259,8 @@ def test_a_shared_override_wins_over_environments_and_methods(small: str) -> Non
         ("seeds=[]", "has no cells"),
         ("train", "is not of the form key=value"),
         ("train=[", "is not a YAML value"),
+        ("engine=vllm", "engine: expected settings: kind, gpu_memory, tensor_parallel, ... (got 'vllm')"),
+        ("train.lora=16", "train.lora: expected settings: rank, alpha, targets, ... (got 16)"),
     ],
 )
 def test_bad_overrides(small: str, override: str, message: str) -> None:
