@@ -143,7 +143,9 @@ def parser() -> argparse.ArgumentParser:
     )
     _price_options(report)
 
-    perf = command("perf", _perf, "Measure speed and memory against straightforward references, as ratios.")
+    perf = command(
+        "perf", _perf, "Measure speed and memory against straightforward references, as ratios.", epilogs.PERF
+    )
     perf.add_argument("part", nargs="?", choices=list(PARTS), help=f"default: {', '.join(USUAL)}")
     perf.add_argument("--policy", default="tiny", metavar="SPEC", help="tiny or a model directory (default tiny)")
     perf.add_argument("--episodes", type=_count, default=128, metavar="N", help="episodes at once (default 128)")

@@ -12,6 +12,15 @@ a first session:
 Running a command again re-runs nothing that is finished. Exit codes: 0 done, 1 something failed, 2 bad input.
 """
 
+PERF = """\
+rollout: sampling against transformers' generate. update: SEED beside GRPO. memory: of scoring, and of an update as it
+grows. engine: ALFWorld's against the official one. trl: beside TRL's GRPOTrainer (pip install 'seed-harness[bench]').
+report: of a made-up run of a million episodes. Exit code 1: a goal was missed.
+
+  harness perf
+  harness perf update --episodes 64
+"""
+
 RUN = """\
 overrides are key=value with dots, values are YAML:
   harness run quick seeds=[0,1,2]                       more seeds; finished ones are kept
