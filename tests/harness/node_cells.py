@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from harness.config import CellConfig
 from harness.progress import Progress
@@ -31,6 +32,12 @@ def play_until(doomed: str, config: CellConfig, cell: CellDir, report: Callable[
             time.sleep(600)
 
     run_cell(config, cell, tell)
+
+
+def hold(place: Path) -> None:
+    """Hold a cell for good."""
+    with CellDir(place).lock():
+        time.sleep(600)
 
 
 def load_stub(trouble: str = "") -> Play:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from node_cells import load_cells, load_stub
+from node_cells import hold, load_cells, load_stub
 from rich.console import Console
 from toy_cells import run_toy, toy_config, toy_policy
 
+from harness import cluster as cluster_module
 from harness import nodes
 from harness.cli import main
 from harness.cluster import TRIES, capacity, on_ray
 from harness.config import CellConfig, Needs
 from harness.contracts import HarnessError
-from harness.nodes import home, unfit
+from harness.nodes import Home, home, unfit
 from harness.progress import Progress
 from harness.recipes import load_recipe
 from harness.runner import Event, Failure, Note, Play
@@ -118,6 +123,31 @@ def test_to_stop_listening_ends_the_cells(joined: Any, toy: list[CellConfig], tm
         with cell_dir(tmp_path, cell).lock():
             assert not (cell_dir(tmp_path, cell).path / "seen.json").exists()
         assert not Path(f"/proc/{holder}").exists() or "IDLE" in Path(f"/proc/{holder}/cmdline").read_text()
+
+
+def test_a_lost_cell_is_taken_over_from_a_holder_that_lives(
+    toy: list[CellConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that is cut off may go on, and its file server may keep its locks."""
+    monkeypatch.setattr(pytest.importorskip("ray"), "get", lambda answer: answer)
+    monkeypatch.setattr(cluster_module, "unfit", lambda origin: "")
+    for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):  # which the cell sets: put back in the end
+        monkeypatch.setenv(name, "1")
+    remote = SimpleNamespace(remote=lambda *said: None)
+    mailbox = SimpleNamespace(put=remote, flush=remote)
+    job = cluster_module._Job(load_stub, tmp_path, Home(tmp_path, "", (), settings={"OMP_NUM_THREADS": "3"}), gpu=False)
+    config, place = toy[0].model_dump_json(), cell_dir(tmp_path, toy[0])
+    holder = multiprocessing.get_context("spawn").Process(target=hold, args=(place.path,), daemon=True)
+    holder.start()
+    while not (place.path / "writer").exists():
+        assert holder.is_alive()
+        time.sleep(0.05)
+    refused = cluster_module._play(job, config, False, mailbox, ("", 1))
+    assert isinstance(refused, Failure)
+    assert "is in use by another process" in refused.cause
+    assert cluster_module._play(job, config, True, mailbox, ("", 2)) is None
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+    holder.kill()
 
 
 @pytest.mark.slow

@@ -343,6 +343,8 @@ def test_dry_run_uses_what_was_measured(
     out = printed(capsys, "paper/ezpoints")
     assert "GPU hours of Test GPU with 1,000 TFLOP/s, of which sampling reaches 2%" in out
     assert "measured by scripts/gpu_check.sh on 3B" in out
+    Path("results/gpu-check.json").write_text(json.dumps({**check, "memory_bytes": 1e9, "models": models}))
+    assert "GB, and Test GPU has 1: the table of its memory shows what fits" in printed(capsys, "paper/ezpoints")
     Path("results/gpu-check.json").write_text("{}")
     assert cli.main(["run", "paper/ezpoints", "--dry-run"]) == 2
     assert "does not hold a GPU check" in capsys.readouterr().err
@@ -355,6 +357,8 @@ def test_what_is_finished_is_not_missing() -> None:
     last = [list(column.cells)[-1] for column in table.columns]
     assert last[:3] == ["all that is missing", "1", dry_run.short(work.episodes)]
     assert last[-3:] == ["1G", "-", "2"]
+    unknown = dry_run._estimates_table([replace(plan, absent="no data")])
+    assert [list(column.cells)[-1] for column in unknown.columns][-4:] == ["≥" + last[-4], "1G", "-", "≥2"]
 
 
 def test_hours_at_the_speed_of_finished_cells_hold_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
